@@ -1,0 +1,34 @@
+"""pi0-fast: the FAST action tokenizer and the pi0-FAST policy.
+
+Public names are loaded on first use, so that `import pi0_fast` costs nothing and never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+try:
+    __version__ = version("pi0-fast")
+except PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+unknown"
+
+_HOMES = {
+    "FastTokenizer": "pi0_fast.actions.tokenizer",
+    "Normalizer": "pi0_fast.actions.normalize",
+    "TokenizerTrainingConfig": "pi0_fast.configs",
+    "train_tokenizer": "pi0_fast.fitting",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'pi0_fast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,75 @@
+"""The direction of imports, and what may be imported at all by whom."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src" / "pi0_fast"
+
+# From top to bottom: a room may import only from rooms above it (or from itself).
+ROOMS = [
+    ["types"],
+    ["_kernels"],
+    ["display"],
+    ["configs"],
+    ["data"],
+    ["actions"],
+    ["fitting"],
+    ["demo"],
+    ["cli"],
+]
+# Inside actions/, from top to bottom.
+ACTIONS = ["chunks", "normalize", "dct", "bpe", "reference_format", "_processor_source", "tokenizer"]
+
+
+def _rank(rooms: list[list[str]], name: str) -> int:
+    for rank, names in enumerate(rooms):
+        if name in names:
+            return rank
+    raise AssertionError(f"{name} has no place in the list of rooms: add it to tests/test_rooms.py")
+
+
+def _imports(path: Path) -> set[str]:
+    """Dotted names below pi0_fast that a file imports, at any depth of the code."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative imports hide the direction; write pi0_fast...."
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+    return {name.removeprefix("pi0_fast.") for name in found if name.startswith("pi0_fast.")}
+
+
+FILES = sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_only_from_rooms_above(path: Path) -> None:
+    room = path.relative_to(SOURCE).with_suffix("").parts[0]
+    for name in _imports(path):
+        if name == "__version__":
+            continue
+        other = name.split(".")[0]
+        assert _rank(ROOMS, other) <= _rank(ROOMS, room), f"{room} imports {name}, which is below it"
+        if room == other == "actions" and path.name != "__init__.py" and len(name.split(".")) > 1:
+            steps = [[step] for step in ACTIONS]
+            assert _rank(steps, name.split(".")[1]) <= _rank(steps, path.stem), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize("module", ["pi0_fast", "pi0_fast.fitting", "pi0_fast.cli", "pi0_fast.actions.tokenizer"])
+def test_the_tokenizer_side_needs_no_torch(module: str) -> None:
+    """Runs where torch, transformers and lerobot cannot be imported at all."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'transformers', 'lerobot', 'safetensors', 'av'): sys.modules[name] = None\n"
+        f"import {module}\n"
+        "import pi0_fast; [getattr(pi0_fast, name) for name in pi0_fast.__all__]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
