@@ -16,6 +16,7 @@ ROOMS = [
     ["types"],
     ["_kernels"],
     ["display"],
+    ["parsing"],
     ["configs"],
     ["data"],
     ["actions"],

@@ -1,0 +1,132 @@
+"""The command `pi0-fast`: its subcommands and how they end. No logic; a subcommand parses, validates, calls.
+
+Exit status: 0 done, 1 failed (one line on stderr), 2 wrong usage (one line on stderr), 130 interrupted; a
+traceback only with `--debug`. What does the work is imported when a subcommand runs, so that help answers at
+once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pi0_fast import __version__
+from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
+from pi0_fast.parsing import help_text, nearest, parse
+from pi0_fast.types import Pi0FastError, UsageError
+
+PROGRAM = "pi0-fast"
+
+
+def _train_tokenizer(config: TokenizerTrainingConfig) -> None:
+    from pi0_fast.fitting import train_tokenizer
+
+    train_tokenizer(config)
+
+
+def _demo(config: DemoConfig) -> None:
+    from pi0_fast.demo import run
+
+    run(config)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: one line about it, its configuration class (with `validate`), and what it calls."""
+
+    summary: str
+    config_class: type[Any]
+    run: Callable[[Any], None]
+
+
+COMMANDS = {
+    "train-tokenizer": Command(
+        "Fit a FAST action tokenizer on a LeRobot dataset, measure it and save it.",
+        TokenizerTrainingConfig,
+        _train_tokenizer,
+    ),
+    "demo": Command(
+        "Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (without the program's name; None: the process's own); returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read the output has left (`pi0-fast --help | head -1`); Python would complain again on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130, debug)
+    except UsageError as error:
+        return _fail(str(error), 2, debug)
+    except (Pi0FastError, OSError) as error:
+        return _fail(str(error) or type(error).__name__, 1, debug)
+    except Exception as error:
+        message = f"unexpected {type(error).__name__}: {error} (run again with --debug for the traceback)"
+        return _fail(message, 1, debug)
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(_overview(), end="")
+        return
+    if arguments[0] == "--version":
+        print(f"{PROGRAM} {__version__}")
+        return
+    name, *flags = arguments
+    if name not in COMMANDS:
+        close = nearest(name, COMMANDS)
+        hint = f"did you mean {close}?" if close else f"there are: {', '.join(COMMANDS)}"
+        raise UsageError(f"unknown command {name!r}; {hint}")
+    command, program = COMMANDS[name], f"{PROGRAM} {name}"
+    if "--help" in flags or "-h" in flags:
+        print(help_text(command.config_class, program, command.summary), end="")
+        return
+    config = parse(command.config_class, flags, program)
+    config.validate()
+    command.run(config)
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS)) + 2
+    commands = [f"  {name:{width}}{command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            f"usage: {PROGRAM} COMMAND [flags]",
+            "",
+            "The FAST action tokenizer and the pi0-FAST robot policy.",
+            "",
+            "Commands:",
+            *commands,
+            "",
+            f"{PROGRAM} COMMAND --help lists the flags of a command; {PROGRAM} --version prints the version.",
+            "",
+        ]
+    )
+
+
+def _fail(message: str, status: int, debug: bool) -> int:
+    """Say in one line on stderr what went wrong; with --debug after the exception's traceback."""
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    line = " ".join(part.strip() for part in message.splitlines())
+    print(f"{PROGRAM}: error: {line}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

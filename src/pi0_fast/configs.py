@@ -1,0 +1,267 @@
+"""What the commands can be told: one dataclass per command, every flag with its default and its explanation.
+
+A configuration holds plain values and checks what can be checked without data (`validate`); it opens no file
+and knows no numpy, so that the command line and its help start at once. Left out: reading the values from
+arguments and files, which is `parsing.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from pi0_fast.parsing import nearest, option
+from pi0_fast.types import UsageError
+
+NORMALIZATION_MODES = ("MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10", "IDENTITY")
+SYMBOL_FORMATS = ("plain", "reference")
+
+_DATA, _ACTIONS, _NORMALIZATION = "Dataset", "Action encoding", "Normalization"
+_TOKENIZER, _OUTPUT, _HUB = "Tokenizer", "Output", "Hugging Face Hub"
+
+
+@dataclass
+class TokenizerTrainingConfig:
+    """All of `pi0-fast train-tokenizer`; the same object is the argument of `train_tokenizer` in Python.
+
+    Flags, names and defaults are LeRobot's, with two documented deviations: without `encoded_dims` every
+    dimension is encoded, and a share `val_fraction` of the episodes is held out of the fit to measure on
+    (0 fits them all).
+    """
+
+    repo_id: str = option(
+        group=_DATA,
+        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for "
+        "the result.",
+    )
+    root: str | None = option(
+        None,
+        group=_DATA,
+        help="Local directory of the dataset; the network is then never touched.",
+        shown="~/.cache/huggingface/lerobot/{repo_id} where it exists, else the Hub",
+    )
+    revision: str | None = option(
+        None, group=_DATA, help="Branch, tag or commit of the dataset on the Hub.", shown="the main branch"
+    )
+    cache_dir: str | None = option(
+        None, group=_DATA, help="Where downloads are kept.", shown="the cache of huggingface_hub"
+    )
+    local_files_only: bool = option(
+        False, group=_DATA, help="Use only what is downloaded already; never touch the network."
+    )
+    max_episodes: int | None = option(
+        None, group=_DATA, help="Use at most this many episodes, the first ones.", shown="all episodes"
+    )
+    sample_fraction: float = option(
+        0.1,
+        group=_DATA,
+        help="Fraction of the action chunks to sample from each episode, above 0 and at most 1.",
+    )
+    val_fraction: float = option(
+        0.1,
+        group=_DATA,
+        help="Fraction of the episodes to hold out of the fit and to measure errors on; at least one episode "
+        "where there are two. 0 fits all of them.",
+    )
+    seed: int = option(0, group=_DATA, help="Seed of the sampled chunks and the held-out episodes.")
+
+    action_key: str = option("action", group=_ACTIONS, help="Column of the dataset that holds the actions.")
+    action_horizon: int = option(10, group=_ACTIONS, help="Number of future actions in each chunk.")
+    encoded_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help='Comma-separated ranges of dimensions to encode, the end excluded, such as "0:6,7:23".',
+        shown="all dimensions",
+    )
+    use_delta_transform: bool = option(
+        False,
+        group=_ACTIONS,
+        help="Encode the actions of --delta_dims relative to the current state (action minus state).",
+        aliases=("use_relative_transform",),
+    )
+    delta_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help='Comma-separated action dimensions of the delta transform, such as "0,1,2,3,4,5".',
+        aliases=("relative_dims",),
+    )
+    delta_state_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help="Comma-separated state dimensions, one for each of --delta_dims; needed when state and action "
+        "differ in size.",
+        shown="the same numbers as --delta_dims",
+    )
+    state_key: str = option(
+        "observation.state",
+        group=_ACTIONS,
+        help="Column of the dataset that holds the state of the delta transform.",
+    )
+
+    normalization_mode: str = option(
+        "QUANTILES", group=_NORMALIZATION, help=f"One of {', '.join(NORMALIZATION_MODES)}."
+    )
+
+    vocab_size: int = option(1024, group=_TOKENIZER, help="Size of the BPE vocabulary.")
+    scale: list[float] | float = option(  # noqa: RUF009 - a field, and its default is a number
+        10.0,
+        group=_TOKENIZER,
+        help="DCT coefficients are multiplied by this and rounded: higher is finer and longer. One number, "
+        "or a JSON list with one for each encoded dimension, such as '[10, 20]'.",
+    )
+    symbol_format: str = option(
+        "plain",
+        group=_TOKENIZER,
+        help="plain: each coefficient is one BPE symbol; reference: the byte-level format of published "
+        "tokenizers.",
+    )
+    headroom: float = option(
+        0.25,
+        group=_TOKENIZER,
+        help="Share by which the plain format's range of coefficients is widened beyond those seen in the "
+        "fit.",
+    )
+
+    output_dir: str | None = option(
+        None,
+        group=_OUTPUT,
+        help="Directory to save the tokenizer in.",
+        shown="fast_tokenizer_{repo_id}, / as _",
+    )
+    overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
+    num_workers: int | None = option(
+        None, group=_OUTPUT, help="Number of threads to fit with.", shown="all cores"
+    )
+
+    push_to_hub: bool = option(False, group=_HUB, help="Upload the tokenizer to the Hugging Face Hub.")
+    hub_repo_id: str | None = option(
+        None, group=_HUB, help="Repository on the Hub to upload to.", shown="the name of the output directory"
+    )
+    hub_private: bool = option(False, group=_HUB, help="Make the repository on the Hub private.")
+
+    @property
+    def output_path(self) -> Path:
+        """`output_dir`, or `fast_tokenizer_{repo_id}` with `/` as `_`."""
+        return Path(self.output_dir or f"fast_tokenizer_{self.repo_id.replace('/', '_')}").expanduser()
+
+    def validate(self) -> None:
+        """Refuse what no dataset could make right.
+
+        Raises:
+            UsageError: naming the flag, the value and what is allowed.
+        """
+        if self.push_to_hub:
+            raise UsageError(
+                "--push_to_hub is not available in this version: fit without it and upload the directory"
+            )
+        for name in ("repo_id", "action_key", "state_key"):
+            _text(name, getattr(self, name))
+        for name in (
+            "root",
+            "revision",
+            "cache_dir",
+            "encoded_dims",
+            "delta_dims",
+            "delta_state_dims",
+            "output_dir",
+        ):
+            if getattr(self, name) is not None:
+                _text(name, getattr(self, name))
+        _whole("action_horizon", self.action_horizon, 1)
+        _whole("vocab_size", self.vocab_size, 2)
+        _whole("seed", self.seed, 0)
+        for name in ("max_episodes", "num_workers"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        if not 0 < _number("sample_fraction", self.sample_fraction) <= 1:
+            raise UsageError(f"--sample_fraction must be above 0 and at most 1, not {self.sample_fraction}")
+        if not 0 <= _number("val_fraction", self.val_fraction) < 1:
+            raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
+        if _number("headroom", self.headroom) < 0:
+            raise UsageError(f"--headroom must be at least 0, not {self.headroom}")
+        self._validate_scale()
+        _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
+        _choice("symbol_format", self.symbol_format, SYMBOL_FORMATS)
+        self._validate_combinations()
+
+    def _validate_scale(self) -> None:
+        scales = (
+            self.scale
+            if isinstance(self.scale, Sequence) and not isinstance(self.scale, str)
+            else [self.scale]
+        )
+        if not scales:
+            raise UsageError("--scale is an empty list: give one number, or one for each encoded dimension")
+        for position, scale in enumerate(scales):
+            if _number("scale", scale) <= 0:
+                which = f" (number {position} of the list)" if len(scales) > 1 else ""
+                raise UsageError(f"--scale must be above 0, not {scale}{which}")
+
+    def _validate_combinations(self) -> None:
+        """A flag that would change nothing is a misunderstanding, not a wish."""
+        if self.use_delta_transform and self.delta_dims is None:
+            raise UsageError(
+                "--use_delta_transform needs --delta_dims: which action dimensions are relative?"
+            )
+        if not self.use_delta_transform:
+            default_key = type(self).__dataclass_fields__["state_key"].default
+            for name, default in (
+                ("delta_dims", None),
+                ("delta_state_dims", None),
+                ("state_key", default_key),
+            ):
+                if getattr(self, name) != default:
+                    raise UsageError(f"--{name} has no effect without --use_delta_transform=true")
+        if self.root is not None:
+            for name in ("revision", "cache_dir"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"--{name} has no effect with --root, which never touches the network")
+        if not self.push_to_hub:
+            for name in ("hub_repo_id", "hub_private"):
+                if getattr(self, name):
+                    raise UsageError(f"--{name} has no effect without --push_to_hub=true")
+
+
+@dataclass
+class DemoConfig:
+    """All of `pi0-fast demo`."""
+
+    output_dir: str = option(
+        "demo_output", group=_OUTPUT, help="Directory for the dataset and what is made of it."
+    )
+    overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
+    seed: int = option(0, group=_OUTPUT, help="Seed of the simulated trajectories.")
+
+    def validate(self) -> None:
+        """Refuse an empty directory name or a negative seed with a UsageError."""
+        _text("output_dir", self.output_dir)
+        _whole("seed", self.seed, 0)
+
+
+def _text(name: str, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"--{name} must be a text that is not empty, not {value!r}")
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise UsageError(f"--{name} must be a whole number of at least {least}, not {value!r}")
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise UsageError(f"--{name} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def _choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        close = next((a for a in allowed if a.lower() == str(value).lower()), None) or nearest(
+            str(value), allowed
+        )
+        hint = f"; did you mean {close}?" if close else ""
+        raise UsageError(f"--{name} must be one of {', '.join(allowed)}, not {value!r}{hint}")

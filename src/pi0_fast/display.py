@@ -1,0 +1,179 @@
+"""What people see while a command runs: lines, warnings, tables and progress.
+
+Results go to stdout, progress and warnings to stderr. Colours and bars appear only on a terminal (NO_COLOR
+removes the colours); elsewhere everything is plain text. rich is imported only when it draws something.
+Left out: log files, levels of verbosity, two progress bars at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+_PLAIN_WIDTH = 80
+_SECONDS_BETWEEN_LINES = 10.0
+
+Advance = Callable[..., None]
+
+
+def say(text: str) -> None:
+    """One line (or several) of a command's result on stdout."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """A warning on stderr, yellow on a terminal."""
+    line = f"warning: {text}"
+    if _draws_on(sys.stderr) and not os.environ.get("NO_COLOR"):
+        line = f"\x1b[33m{line}\x1b[0m"
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
+    """A table on stdout, at most 80 columns wide where stdout is not a terminal (long cells are folded).
+
+    Args:
+        title: line above the table.
+        rows: cells, of any type; floats are printed with four significant digits.
+        headers: one per column. Columns that hold only numbers are aligned to the right.
+
+    Raises:
+        ValueError: a row has more or fewer cells than there are headers.
+    """
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    texts = [[_cell(value) for value in row] for row in rows]
+    for row in texts:
+        if len(row) != len(headers):
+            raise ValueError(f"table {title!r}: a row has {len(row)} cells for {len(headers)} headers: {row}")
+    terminal = _draws_on(sys.stdout)
+    console = Console(
+        file=sys.stdout, force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
+    )
+    # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
+    table = Table(
+        title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for position, header in enumerate(headers):
+        numeric = bool(texts) and all(_is_number(row[position]) for row in texts)
+        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.rstrip("%").replace(",", ""))
+    except ValueError:
+        return False
+    return True
+
+
+@contextmanager
+def progress(title: str, total: int | None, unit: str) -> Iterator[Advance]:
+    """Show how far a piece of work is: `with progress("fitting", 943, "merges") as advance: ...; advance()`.
+
+    On a terminal a bar on stderr. Elsewhere plain lines on stderr: one at the start, at most one every ten
+    seconds, one at the end, which says how far it came (also when the work ended early or failed).
+
+    Args:
+        title: what is going on, e.g. "fitting".
+        total: how many units there are; None when that is not known; with 0 nothing is shown.
+        unit: their name in the plural.
+
+    Yields:
+        `advance(n=1)`: n more units are done. Any thread may call it.
+    """
+    if total == 0:
+        yield _advance_nothing
+        return
+    shown = _bar if _draws_on(sys.stderr) else _lines
+    with shown(title, total, unit) as advance:
+        yield advance
+
+
+def _advance_nothing(n: int = 1) -> None:
+    del n
+
+
+@contextmanager
+def _bar(title: str, total: int | None, unit: str) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[unit]}", markup=False),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    # rich would send what is printed to stdout to the bar's terminal as well, away from a pipe or a file.
+    console = Console(file=sys.stderr, force_terminal=True)
+    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
+        task = bars.add_task(title, total=total, unit=unit)
+
+        def advance(n: int = 1) -> None:
+            bars.advance(task, n)
+
+        yield advance
+
+
+@contextmanager
+def _lines(title: str, total: int | None, unit: str) -> Iterator[Advance]:
+    lock = threading.Lock()
+    begun = last = _now()
+    done = 0
+
+    def counts() -> str:
+        return f"{done} {unit}" if total is None else f"{done}/{total} {unit}"
+
+    def advance(n: int = 1) -> None:
+        nonlocal done, last
+        with lock:
+            done += n
+            if _now() - last >= _SECONDS_BETWEEN_LINES:
+                last = _now()
+                _line(f"{title}: {counts()}")
+
+    _line(f"{title}: {counts()}")
+    try:
+        yield advance
+    except BaseException:
+        _line(f"{title}: stopped at {counts()}")
+        raise
+    _line(f"{title}: {counts()}, done in {_now() - begun:.1f} s")
+
+
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def _draws_on(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that understands colours and cursor movement."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
