@@ -266,8 +266,8 @@ class ActionSelection:
             horizon: H, steps of a chunk.
 
         Returns:
-            float32 [K, H, D], C-contiguous: ``chunk[k, t] = actions[start_k + t]``, minus ``states[start_k]`` in
-            the delta dimensions; encoded dimensions only.
+            float32 [K, H, D], C-contiguous: ``chunk[k, t] = actions[start_k + t]``, minus
+            ``states[start_k]`` in the delta dimensions; encoded dimensions only.
 
         Raises:
             DatasetError: sizes that do not fit the selection, missing states, states of another length.
@@ -292,7 +292,8 @@ class ActionSelection:
     ) -> Iterator[FloatArray]:
         """Every window of one episode, in order, as blocks [k, H, D] of at most `max_values` numbers.
 
-        A block holds one window at least. Nothing when the episode is shorter than the horizon. Arguments and errors as in `window_chunks`.
+        A block holds one window at least; there is none when the episode is shorter than the horizon.
+        Arguments and errors as in `window_chunks`.
         """
         actions, states = self._check_episode(actions, states)
         count = window_count(len(actions), horizon)
@@ -304,7 +305,7 @@ class ActionSelection:
         """What the statistics of the encoded values are taken over, for one episode.
 
         Without delta dimensions its frames, each once: one block [T, D]. With delta dimensions every window,
-        as in `all_windows`, since a delta exists only within a window: statistics are those of what is encoded.
+        as in `all_windows`: a delta exists only within a window, and statistics are those of what is encoded.
         """
         if self.is_delta:
             yield from self.all_windows(actions, states, horizon)
