@@ -231,8 +231,7 @@ def exact_statistics(
 
 
 class _Moments:
-    """Count, min, max, mean, standard deviation of columns that arrive in parts (Chan, Golub, LeVeque
-    1983)."""
+    """Count, min, max, mean, standard deviation of columns that arrive in parts (Chan et al. 1983)."""
 
     def __init__(self, size: int) -> None:
         self.count = 0
@@ -464,8 +463,8 @@ class Normalizer:
         source: str = "frames",
         progress: Callable[[int], None] | None = None,
     ) -> Normalizer:
-        """From the exact statistics (`exact_statistics`) of the values to be encoded; see
-        `from_statistics`.""" parsed = NormalizationMode.parse(mode)
+        """From the exact statistics of the values to be encoded; see `from_statistics`."""
+        parsed = NormalizationMode.parse(mode)
         statistics = exact_statistics(blocks, names=names, progress=progress)
         return cls.from_statistics(
             statistics, parsed, clip=clip, names=names, selection=selection, source=source
