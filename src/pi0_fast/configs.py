@@ -189,11 +189,7 @@ class TokenizerTrainingConfig:
         self._validate_combinations()
 
     def _validate_scale(self) -> None:
-        scales = (
-            self.scale
-            if isinstance(self.scale, Sequence) and not isinstance(self.scale, str)
-            else [self.scale]
-        )
+        scales: Any = self.scale if isinstance(self.scale, (list, tuple)) else [self.scale]
         if not scales:
             raise UsageError("--scale is an empty list: give one number, or one for each encoded dimension")
         for position, scale in enumerate(scales):

@@ -3,9 +3,9 @@
 `parse` reads `--flag value`, `--flag=value`, nested `--policy.dtype=bfloat16`, bare `--overwrite` for a
 true/false flag, JSON for lists and maps, and `--config_path file.yaml|json`, which the flags override.
 draccus decodes each value to the declared type of its field. This file decides what draccus gets to see,
-since its own command line reads every text as YAML 1.1 first (`1:30` becomes 90, `007` becomes 7) and prints a
-list into a field of type `str`: here a field that is declared as text receives the text as it was typed, and a
-value of the wrong kind is an error, never a conversion.
+since its own command line reads every text as YAML 1.1 first (`1:30` becomes 90, `007` becomes 7) and prints
+a list into a field of type `str`: here a field that is declared as text receives the text as typed, and
+a value of the wrong kind is an error, never a conversion.
 
 Left out: positional arguments, abbreviated flags, draccus' choice types and its `include` keyword.
 Importing this file is cheap (no draccus, no YAML), so that help answers at once.

@@ -1,0 +1,311 @@
+"""The options of every command: their frozen list, their help, what is refused before any work, and their
+values for every documented command line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
+from pi0_fast.parsing import flags_of, help_text, parse, type_name
+from pi0_fast.types import UsageError
+
+# Renaming or dropping one of these breaks somebody's script: it needs an entry in the change log too.
+FROZEN = {
+    "repo_id": dataclasses.MISSING,
+    "root": None,
+    "revision": None,
+    "cache_dir": None,
+    "local_files_only": False,
+    "max_episodes": None,
+    "sample_fraction": 0.1,
+    "val_fraction": 0.1,
+    "seed": 0,
+    "action_key": "action",
+    "action_horizon": 10,
+    "encoded_dims": None,
+    "use_delta_transform": False,
+    "delta_dims": None,
+    "delta_state_dims": None,
+    "state_key": "observation.state",
+    "normalization_mode": "QUANTILES",
+    "vocab_size": 1024,
+    "scale": 10.0,
+    "symbol_format": "plain",
+    "headroom": 0.25,
+    "output_dir": None,
+    "overwrite": False,
+    "num_workers": None,
+    "push_to_hub": False,
+    "hub_repo_id": None,
+    "hub_private": False,
+}
+FROZEN_DEMO = {"output_dir": "demo_output", "overwrite": False, "seed": 0}
+FROZEN_ALIASES = {"relative_dims": "delta_dims", "use_relative_transform": "use_delta_transform"}
+
+# Every command line of LeRobot's documentation of this command, with the values it must give.
+DOCUMENTED = [
+    pytest.param(
+        ["--repo_id=lerobot/aloha_mobile_cabinet", "--action_horizon=10", "--vocab_size=1024"],
+        {"repo_id": "lerobot/aloha_mobile_cabinet", "action_horizon": 10, "vocab_size": 1024},
+        id="basic",
+    ),
+    pytest.param(
+        [
+            "--repo_id=lerobot/aloha_mobile_cabinet",
+            "--action_horizon=10",
+            "--encoded_dims=0:14",
+            "--delta_dims=0,1,2,3,4,5,6,7,8,9,10,11,12,13",
+            "--use_delta_transform=true",
+            "--state_key=observation.state",
+            "--normalization_mode=QUANTILES",
+            "--vocab_size=1024",
+        ],
+        {
+            "repo_id": "lerobot/aloha_mobile_cabinet",
+            "action_horizon": 10,
+            "encoded_dims": "0:14",
+            "delta_dims": "0,1,2,3,4,5,6,7,8,9,10,11,12,13",
+            "use_delta_transform": True,
+            "state_key": "observation.state",
+            "normalization_mode": "QUANTILES",
+            "vocab_size": 1024,
+        },
+        id="delta",
+    ),
+    pytest.param(
+        [
+            "--repo_id=myuser/my_dataset",
+            "--action_horizon=15",
+            "--encoded_dims=0:6",
+            "--vocab_size=512",
+            "--scale=15.0",
+        ],
+        {
+            "repo_id": "myuser/my_dataset",
+            "action_horizon": 15,
+            "encoded_dims": "0:6",
+            "vocab_size": 512,
+            "scale": 15.0,
+        },
+        id="dimensions",
+    ),
+    pytest.param(
+        [
+            "--repo_id=lerobot/pusht",
+            "--max_episodes=100",
+            "--sample_fraction=0.2",
+            "--action_horizon=16",
+            "--vocab_size=2048",
+        ],
+        {
+            "repo_id": "lerobot/pusht",
+            "max_episodes": 100,
+            "sample_fraction": 0.2,
+            "action_horizon": 16,
+            "vocab_size": 2048,
+        },
+        id="sampling",
+    ),
+    pytest.param(
+        [
+            "--repo_id=lerobot/aloha_mobile_cabinet",
+            "--action_horizon=10",
+            "--vocab_size=1024",
+            "--output_dir=./my_tokenizer",
+            "--push_to_hub=true",
+            "--hub_repo_id=myuser/aloha_tokenizer",
+            "--hub_private=false",
+        ],
+        {
+            "repo_id": "lerobot/aloha_mobile_cabinet",
+            "action_horizon": 10,
+            "vocab_size": 1024,
+            "output_dir": "./my_tokenizer",
+            "push_to_hub": True,
+            "hub_repo_id": "myuser/aloha_tokenizer",
+            "hub_private": False,
+        },
+        id="push",
+    ),
+    pytest.param(
+        [
+            *("--repo_id", "user/my-lerobot-dataset"),
+            *("--action_horizon", "10"),
+            *("--encoded_dims", "0:6"),
+            *("--vocab_size", "1024"),
+            *("--scale", "10.0"),
+            *("--normalization_mode", "QUANTILES"),
+            *("--output_dir", "./my_fast_tokenizer"),
+            *("--push_to_hub", "true"),
+            *("--hub_repo_id", "username/my-action-tokenizer"),
+        ],
+        {
+            "repo_id": "user/my-lerobot-dataset",
+            "action_horizon": 10,
+            "encoded_dims": "0:6",
+            "vocab_size": 1024,
+            "scale": 10.0,
+            "normalization_mode": "QUANTILES",
+            "output_dir": "./my_fast_tokenizer",
+            "push_to_hub": True,
+            "hub_repo_id": "username/my-action-tokenizer",
+        },
+        id="pi0_fast page",
+    ),
+]
+
+
+def defaults_of(config_class: type[Any]) -> dict[str, Any]:
+    return {flag.name: flag.default for flag in flags_of(config_class).values()}
+
+
+def tokenizer_config(*arguments: str) -> TokenizerTrainingConfig:
+    return parse(TokenizerTrainingConfig, arguments, "pi0-fast train-tokenizer")
+
+
+def test_the_list_of_options_is_frozen() -> None:
+    assert defaults_of(TokenizerTrainingConfig) == FROZEN
+    assert defaults_of(DemoConfig) == FROZEN_DEMO
+    flags = flags_of(TokenizerTrainingConfig).values()
+    assert {alias: flag.name for flag in flags for alias in flag.aliases} == FROZEN_ALIASES
+
+
+@pytest.mark.parametrize("config_class", [TokenizerTrainingConfig, DemoConfig])
+def test_help_shows_every_flag_with_its_default(config_class: type[Any]) -> None:
+    text = help_text(config_class, "pi0-fast x", "Does x.")
+    assert max(map(len, text.splitlines())) <= 100
+    joined = " ".join(text.split())
+    for flag in flags_of(config_class).values():
+        assert flag.help, flag.name
+        _, found, entry = joined.partition(f" --{flag.name} {type_name(flag.kind)} ")
+        assert found, flag.name
+        state = entry.partition("(default: ")[2].partition(")")[0]
+        if flag.default is dataclasses.MISSING:
+            assert entry.partition("(")[2].startswith("required)"), flag.name
+        elif flag.default is None:
+            assert state == " ".join((flag.shown or "none").split()), flag.name
+        else:
+            assert state == str(flag.default).replace("True", "true").replace("False", "false"), flag.name
+    for alias in (a for flag in flags_of(config_class).values() for a in flag.aliases):
+        assert f"--{alias}" in text
+
+
+@pytest.mark.parametrize(("arguments", "expected"), DOCUMENTED)
+def test_documented_command_lines_give_exactly_these_values(
+    arguments: list[str], expected: dict[str, Any]
+) -> None:
+    config = tokenizer_config(*arguments)
+    assert dataclasses.asdict(config) == {**FROZEN, **expected}
+    assert {name: type(value) for name, value in expected.items()} == {
+        name: type(getattr(config, name)) for name in expected
+    }
+
+
+def test_the_documented_default_of_encoded_dims_is_still_accepted() -> None:
+    assert tokenizer_config("--repo_id=a", "--encoded_dims", "0:6,7:23").encoded_dims == "0:6,7:23"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "expected"),
+    [
+        (["--encoded_dims", "0"], "encoded_dims", "0"),
+        (["--encoded_dims", "1:30"], "encoded_dims", "1:30"),
+        (["--relative_dims", "0,1,2"], "delta_dims", "0,1,2"),
+        (["--use_relative_transform", "true"], "use_delta_transform", True),
+        (["--use_relative_transform"], "use_delta_transform", True),
+        (["--root", "null"], "root", None),
+        (["--scale", "[10,20]"], "scale", [10.0, 20.0]),
+        (["--scale", "10"], "scale", 10.0),
+        (["--revision", "1.0"], "revision", "1.0"),
+    ],
+)
+def test_values_that_yaml_would_change(arguments: list[str], name: str, expected: Any) -> None:
+    value = getattr(tokenizer_config("--repo_id", "123", *arguments), name)
+    assert value == expected
+    assert type(value) is type(expected)
+    assert tokenizer_config("--repo_id", "123", *arguments).repo_id == "123"
+
+
+def test_both_spellings_with_different_values_are_refused() -> None:
+    with pytest.raises(UsageError, match="--delta_dims and --relative_dims are two spellings"):
+        tokenizer_config("--repo_id=a", "--delta_dims=0", "--relative_dims=1")
+    assert tokenizer_config("--repo_id=a", "--delta_dims=0", "--relative_dims=0").delta_dims == "0"
+
+
+def test_output_path() -> None:
+    assert TokenizerTrainingConfig("lerobot/pusht").output_path == Path("fast_tokenizer_lerobot_pusht")
+    assert TokenizerTrainingConfig("lerobot/pusht", output_dir="a/b").output_path == Path("a/b")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"root": "data", "local_files_only": True},
+        {"sample_fraction": 1},
+        {"val_fraction": 0},
+        {"scale": [5, 0.5]},
+        {"vocab_size": 2, "max_episodes": 1, "num_workers": 1, "headroom": 0},
+        {"use_delta_transform": True, "delta_dims": "0", "delta_state_dims": "1", "state_key": "state"},
+        {"normalization_mode": "IDENTITY", "symbol_format": "reference"},
+    ],
+)
+def test_valid_configurations(changes: dict[str, Any]) -> None:
+    TokenizerTrainingConfig(**{"repo_id": "a/b", **changes}).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repo_id": " "}, ["--repo_id", "' '"]),
+        ({"root": ""}, ["--root"]),
+        ({"output_dir": ""}, ["--output_dir"]),
+        ({"encoded_dims": 6}, ["--encoded_dims", "6"]),
+        ({"action_horizon": 0}, ["--action_horizon", "at least 1", "0"]),
+        ({"action_horizon": 2.0}, ["--action_horizon", "whole number", "2.0"]),
+        ({"action_horizon": True}, ["--action_horizon", "True"]),
+        ({"vocab_size": 1}, ["--vocab_size", "at least 2"]),
+        ({"seed": -1}, ["--seed"]),
+        ({"max_episodes": 0}, ["--max_episodes"]),
+        ({"num_workers": 0}, ["--num_workers"]),
+        ({"sample_fraction": 0.0}, ["--sample_fraction", "above 0", "0.0"]),
+        ({"sample_fraction": 1.01}, ["--sample_fraction", "1.01"]),
+        ({"sample_fraction": float("nan")}, ["--sample_fraction", "nan"]),
+        ({"val_fraction": 1.0}, ["--val_fraction", "below 1"]),
+        ({"val_fraction": -0.1}, ["--val_fraction", "-0.1"]),
+        ({"headroom": -1.0}, ["--headroom"]),
+        ({"scale": 0.0}, ["--scale", "above 0"]),
+        ({"scale": float("inf")}, ["--scale", "finite", "inf"]),
+        ({"scale": []}, ["--scale", "empty"]),
+        ({"scale": [10.0, -1.0]}, ["--scale", "-1.0", "number 1"]),
+        ({"scale": "10"}, ["--scale", "'10'"]),
+        ({"normalization_mode": "quantiles"}, ["--normalization_mode", "did you mean QUANTILES?"]),
+        ({"normalization_mode": "Q01"}, ["--normalization_mode", "MEAN_STD", "IDENTITY", "'Q01'"]),
+        ({"symbol_format": "bytes"}, ["--symbol_format", "plain, reference"]),
+        ({"use_delta_transform": True}, ["--use_delta_transform", "--delta_dims"]),
+        ({"delta_dims": "0"}, ["--delta_dims", "no effect", "--use_delta_transform"]),
+        ({"delta_state_dims": "0"}, ["--delta_state_dims", "no effect"]),
+        ({"state_key": "state"}, ["--state_key", "no effect"]),
+        ({"root": "data", "revision": "main"}, ["--revision", "no effect", "--root"]),
+        ({"root": "data", "cache_dir": "c"}, ["--cache_dir", "no effect", "--root"]),
+        ({"hub_repo_id": "a/b"}, ["--hub_repo_id", "no effect", "--push_to_hub"]),
+        ({"hub_private": True}, ["--hub_private", "no effect", "--push_to_hub"]),
+        ({"push_to_hub": True}, ["--push_to_hub", "not available"]),
+    ],
+)
+def test_impossible_values_are_refused_before_any_work(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        TokenizerTrainingConfig(**{"repo_id": "a/b", **changes}).validate()
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+def test_demo_configuration() -> None:
+    DemoConfig().validate()
+    with pytest.raises(UsageError, match="--output_dir"):
+        DemoConfig(output_dir="").validate()
+    with pytest.raises(UsageError, match="--seed"):
+        DemoConfig(seed=-1).validate()
