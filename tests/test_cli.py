@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,13 @@ def replace_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     def replace(module: str, function: str, raises: BaseException | None = None) -> list[Any]:
         seen: list[Any] = []
 
-        def work(config: Any) -> None:
+        def work(config: Any) -> Any:
             seen.append(config)
             if raises is not None:
                 raise raises
+            return SimpleNamespace(
+                tables=lambda: [("Held-out episodes", [["tokens per chunk", 18.5]], ["", "mean"])]
+            )
 
         stand_in = ModuleType(module)
         setattr(stand_in, function, work)
@@ -72,7 +76,18 @@ def test_documented_command_lines_reach_the_fit(
     else:
         assert status == 0
         assert seen == [TokenizerTrainingConfig(**{**FROZEN, **expected})]
-        assert capsys.readouterr() == ("", "")
+        out, err = capsys.readouterr()
+        assert err == ""
+        assert out.split() == [
+            "Held-out",
+            "episodes",
+            "mean",
+            *out.split()[3:-4],
+            "tokens",
+            "per",
+            "chunk",
+            "18.5",
+        ]
 
 
 TRAIN = [

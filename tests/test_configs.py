@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
+from pi0_fast.actions.normalize import NormalizationMode
+from pi0_fast.configs import NORMALIZATION_MODES, DemoConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import flags_of, help_text, parse, type_name
 from pi0_fast.types import UsageError
 
@@ -301,6 +302,12 @@ def test_impossible_values_are_refused_before_any_work(changes: dict[str, Any], 
     with pytest.raises(UsageError) as caught:
         TokenizerTrainingConfig(**{"repo_id": "a/b", **changes}).validate()
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+def test_the_modes_are_those_of_the_normalizer() -> None:
+    assert set(NORMALIZATION_MODES) == set(NormalizationMode.__members__)
+    for mode in NormalizationMode:
+        TokenizerTrainingConfig("a/b", normalization_mode=mode).validate()
 
 
 def test_demo_configuration() -> None:

@@ -168,6 +168,7 @@ def test_table_without_a_terminal(
     assert ESCAPE not in text
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
+    assert [line for line in lines if line != line.rstrip()] == []
     assert lines[0].strip() == "Held-out episodes"
     assert text.count("of frames") >= 11
     assert re.search(r"tokens per chunk +18\.25 +\[0:6\] mean", text)

@@ -247,6 +247,7 @@ def test_json_file(tmp_path: Path) -> None:
         ("a.json", '{"name": "n", "steps": 1, "num_steps": 2}', ["steps", "num_steps", "1 and 2"]),
         ("a.json", '{"name": "n", "name": "m"}', ["a.json", "'name'", "twice"]),
         ("a.json", '{"name": ', ["a.json", "not valid JSON", "line 1"]),
+        ("a.json", '{"name": "n", "policy": null}', ["a.json", "'policy' is a group", "null"]),
         ("a.json", "[1]", ["a.json", "top level"]),
         ("a.yaml", "name: [1", ["a.yaml", "not valid YAML"]),
         ("a.yaml", "name: a\nname: b", ["a.yaml", "'name'", "twice"]),

@@ -22,9 +22,11 @@ PROGRAM = "pi0-fast"
 
 
 def _train_tokenizer(config: TokenizerTrainingConfig) -> None:
+    from pi0_fast.display import print_table
     from pi0_fast.fitting import train_tokenizer
 
-    train_tokenizer(config)
+    for title, rows, headers in train_tokenizer(config).tables():
+        print_table(title, rows, headers)
 
 
 def _demo(config: DemoConfig) -> None:

@@ -67,7 +67,9 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
         table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
     for row in texts:
         table.add_row(*map(Text, row))
-    console.print(table)
+    with console.capture() as drawn:
+        console.print(table)
+    say("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))  # rich pads every line
 
 
 def _cell(value: Any) -> str:

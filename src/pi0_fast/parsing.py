@@ -7,7 +7,8 @@ since its own command line reads every text as YAML 1.1 first (`1:30` becomes 90
 a list into a field of type `str`: here a field that is declared as text receives the text as typed, and
 a value of the wrong kind is an error, never a conversion.
 
-Left out: positional arguments, abbreviated flags, draccus' choice types and its `include` keyword.
+Left out: positional arguments, abbreviated flags, literals and enums of anything but text, fields of type
+`Any`, draccus' choice types and its `include` keyword.
 Importing this file is cheap (no draccus, no YAML), so that help answers at once.
 """
 
@@ -242,8 +243,8 @@ def _takes(kind: Any, raw: Any) -> bool:
         return isinstance(raw, bool) or (isinstance(raw, str) and raw.lower() in ("true", "false"))
     if origin is _NONE:
         return raw is None
-    if origin is Literal or (isinstance(origin, type) and issubclass(origin, enum.Enum)):
-        return isinstance(raw, (str, int, float))
+    if origin is Literal:
+        return isinstance(raw, str) and raw in arguments
     return isinstance(raw, str)
 
 
@@ -265,8 +266,8 @@ def _decode(kind: Any, raw: Any) -> Any:
     members = tuple(member for member in _members(kind) if _takes(member, raw))
     if not members:
         raise _Unfit
-    if raw is None:
-        return None
+    if raw is None or typing.get_origin(members[0]) is Literal:  # the latter is unknown to draccus 0.10
+        return raw
     try:
         return draccus.decode(Union[members], raw)  # noqa: UP007 - members are known at run time
     except Exception as error:
@@ -357,7 +358,9 @@ def _flatten(
         name = prefix + key
         if name in spellings:
             yield name, raw
-        elif isinstance(raw, dict) and any(flag.startswith(name + ".") for flag in flags):
+        elif any(flag.startswith(name + ".") for flag in flags):
+            if not isinstance(raw, dict):
+                raise UsageError(f"{path}: {name!r} is a group of values, got {_shown_value(raw)}")
             yield from _flatten(raw, flags, path, name + ".")
         else:
             close = nearest(name, spellings)
