@@ -78,16 +78,8 @@ def test_documented_command_lines_reach_the_fit(
         assert seen == [TokenizerTrainingConfig(**{**FROZEN, **expected})]
         out, err = capsys.readouterr()
         assert err == ""
-        assert out.split() == [
-            "Held-out",
-            "episodes",
-            "mean",
-            *out.split()[3:-4],
-            "tokens",
-            "per",
-            "chunk",
-            "18.5",
-        ]
+        assert out.startswith("Held-out episodes\n")
+        assert re.search(r"tokens per chunk +18\.5", out)
 
 
 TRAIN = [
