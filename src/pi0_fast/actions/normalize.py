@@ -251,7 +251,8 @@ class _Moments:
             mean = values.mean()
             values -= mean
             distance = mean - self.mean[dim]
-            self.squares[dim] += values @ values + distance * distance * (self.count * added / total)
+            np.multiply(values, values, out=values)  # no BLAS: its sums depend on the number of threads
+            self.squares[dim] += values.sum() + distance * distance * (self.count * added / total)
             self.mean[dim] += distance * (added / total)
         self.count = total
 
@@ -293,7 +294,7 @@ def _columns(
                     yield buffer, False
                     filled = 0
                 part = rows[taken : taken + buffer.shape[1] - filled]
-                buffer[:, filled : filled + len(part)] = part.T
+                np.add(part.T, 0.0, out=buffer[:, filled : filled + len(part)])  # -0.0 becomes 0.0
                 filled += len(part)
                 taken += len(part)
             if progress is not None and len(rows):
@@ -337,11 +338,14 @@ def _dim_text(dim: int, names: Sequence[str] | None) -> str:
 
 
 def _ordered_keys(column: FloatArray) -> NDArray[np.uint32]:
-    """uint32 keys that order as the finite float32 values do; -0.0 and 0.0 share one key."""
-    bits = column.view(np.uint32)
-    sign = np.uint32(1 << 31)
-    keys = np.where(bits > sign, ~bits, bits | sign)  # bits == sign is -0.0, which gets the key of 0.0
-    return keys.astype(np.uint32, copy=False)
+    """uint32 keys that order as finite float32 values do: the sign bit set, and negatives inverted whole.
+
+    There is to be no -0.0, whose key would be below that of 0.0.
+    """
+    keys = (column.view(np.int32) >> 31).view(np.uint32)  # all ones for negatives, else zero
+    keys |= np.uint32(1 << 31)
+    keys ^= column.view(np.uint32)
+    return keys
 
 
 def _value_of_key(key: int) -> float:
