@@ -30,6 +30,8 @@ _FORMAT_VERSION = 1
 _LEAST_SHARE_OF_RANGE = 0.01
 # max - min up to this many float32 spacings of the larger magnitude is rounding, not motion.
 _SPACINGS_OF_NOISE = 4
+# ... and so is this much around zero, where float32 resolves far less: a nanometre, a nanoradian.
+_LEAST_MOTION = 1e-9
 _BUFFER_VALUES = 1 << 22  # 16 MB of float32: what exact_statistics holds at a time
 _SLICE_VALUES = 1 << 16  # apply and invert work on slices that stay in the cache
 
@@ -489,7 +491,7 @@ class Normalizer:
 
         Two kinds of dimension do not get the mode's own range; they are listed in `guarded`:
 
-        - It never moves (max - min is within float32 rounding): its value -/+ 1, so that it normalises to 0.
+        - It never moves (max - min within float32 rounding, or below 1e-9): its value -/+ 1, normalised 0.
         - The mode's range is below 1 % of max - min, as of a gripper that moves in few frames: min and max,
           since a sliver of the range would turn ordinary motion into values of hundreds, or clip it away.
 
@@ -742,10 +744,10 @@ def _needed_quantities(
 
 
 def _never_moves(minimum: DoubleArray, maximum: DoubleArray) -> NDArray[np.bool_]:
-    """Whether max - min is within float32 rounding of the values."""
+    """Whether max - min is within float32 rounding of the values, or next to nothing."""
     magnitude = np.maximum(np.abs(minimum), np.abs(maximum))
     noise = _SPACINGS_OF_NOISE * float(np.finfo(np.float32).eps) * magnitude
-    return np.asarray(maximum - minimum <= noise)
+    return np.asarray(maximum - minimum <= np.maximum(noise, _LEAST_MOTION))
 
 
 def _guarded_range(
