@@ -22,7 +22,8 @@ from pi0_fast.types import DatasetError, Episode, Feature
 
 _SCAN_ROWS = 1 << 16
 _READ_ROWS = 1 << 13
-_BUFFER_BYTES = 1 << 20  # read column chunks piece by piece: a chunk may be as large as the file
+# Read column chunks piece by piece: one may be as large as the file. Works with pre_buffer=False only.
+_BUFFER_BYTES = 1 << 20
 
 
 class FrameFile:
@@ -45,7 +46,7 @@ class FrameFile:
         self.path = path
         self._keys = list(keys)
         with parquet_errors(path):
-            self._file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+            self._file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         self._missing_columns()
         groups = [
             self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)
@@ -73,8 +74,8 @@ class FrameFile:
             start, stop = self.rows.get(index, (0, 0))
             if stop - start != length:
                 raise DatasetError(
-                    f"{self.path} holds {stop - start} frames of episode {index}, the metadata says {length};"
-                    " fetch the dataset again, or correct the metadata"
+                    f"{self.path} holds {stop - start} frames of episode {index}, the metadata says "
+                    f"{length}; fetch the dataset again, or correct the metadata"
                 )
         for index in self.rows:
             if index not in lengths:
@@ -159,8 +160,8 @@ class FrameFile:
                 at = wrong[0]
                 raise DatasetError(
                     f"{self.path}: frames out of order in episode {episodes[at]}: row {row + at} has "
-                    f"frame_index "
-                    f"{frames[at]} where {expected[at]} is expected; write the file again in order"
+                    f"frame_index {frames[at]} where {expected[at]} is expected; write the file again in "
+                    "order"
                 )
             for at in np.flatnonzero(first).tolist():
                 starts.append(row + at)

@@ -79,8 +79,8 @@ def _from_directory(root: Path) -> Location:
         )
     if not (root / INFO_FILE).is_file():
         raise DatasetError(
-            f"{root} holds no {INFO_FILE}, so it is no LeRobot dataset; "
-            "--root takes the directory that holds meta/ and data/"
+            f"{root} holds no {INFO_FILE}, so it is no LeRobot dataset; --root takes the directory that "
+            "holds meta/ and data/"
         )
     return Location(root, "directory")
 
@@ -156,13 +156,13 @@ def _explain(error: Exception, repo_id: str, revision: str | None, home: str) ->
     if first(errors.RevisionNotFoundError):
         return (
             f"the hub dataset {repo_id} has no revision {revision!r}; {page}/tree/main lists branches and "
-            f"tags"
+            "tags"
         )
     if first(errors.RepositoryNotFoundError):
         return (
             f"no dataset {repo_id} in {home}, and none on the hub that this token may see (HTTP {status}): "
-            f"check the "
-            f"name on {page}; if it is private or gated, accept its conditions there and {login}, {local}"
+            f"check the name on {page}; if it is private or gated, accept its conditions there and {login}, "
+            f"{local}"
         )
     refused = next(
         (one for one in chain if getattr(getattr(one, "response", None), "status_code", None) in (401, 403)),
@@ -182,14 +182,13 @@ def _explain(error: Exception, repo_id: str, revision: str | None, home: str) ->
         cause = f" ({_brief(chain[1])})" if len(chain) > 1 else ""
         return (
             f"no dataset {repo_id} in {home} or in the hub "
-            f"cache{f' at revision {revision}' if revision else ''}, and "
-            f"the hub is switched off (local_files_only, HF_HUB_OFFLINE) or cannot be reached{cause}: "
-            "go online, or pass a local directory as --root"
+            f"cache{f' at revision {revision}' if revision else ''}, and the hub is switched off "
+            f"(local_files_only, HF_HUB_OFFLINE) or cannot be reached{cause}: go online, or pass a local "
+            "directory as --root"
         )
     return (
         f"no dataset {repo_id} in {home}, and the hub failed ({_brief(error)}): try again, or pass a local "
-        f"directory "
-        "as --root"
+        "directory as --root"
     )
 
 

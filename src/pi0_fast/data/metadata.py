@@ -58,8 +58,7 @@ def read_metadata(root: Path) -> Metadata:
     if version not in VERSIONS:
         raise DatasetError(
             f"{path}: codebase_version is {info.get('codebase_version')!r}, but only {', '.join(VERSIONS)} "
-            f"can be read; "
-            "convert older datasets with LeRobot's converter"
+            "can be read; convert older datasets with LeRobot's converter"
         )
     features = _features(path, info)
     fps = info.get("fps")
@@ -205,8 +204,7 @@ def _check_counts(path: Path, info: Mapping[str, Any], records: list[EpisodeReco
         if declared != found:
             raise DatasetError(
                 f"{path} says {name} = {declared}, but {source} lists {found}; the dataset is incomplete or "
-                f"its "
-                "metadata is stale: fetch it again, or correct the file that is wrong"
+                "its metadata is stale: fetch it again, or correct the file that is wrong"
             )
 
 

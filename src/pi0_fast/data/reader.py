@@ -121,8 +121,8 @@ class LeRobotReader:
             else "."
         )
         raise DatasetError(
-            f"dataset {self.repo_id} has no column {key!r}{hint} Present: {', '.join(alike)} "
-            "(--action_key and --state_key choose the columns)"
+            f"dataset {self.repo_id} has no column {key!r}{hint} Present: {', '.join(alike)} (--action_key "
+            "and --state_key choose the columns)"
         )
 
     def statistics(self, key: str) -> dict[str, np.ndarray] | None:
@@ -166,8 +166,7 @@ class LeRobotReader:
         if missing:
             raise DatasetError(
                 f"{self.root / missing[0]} is missing ({len(missing)} of {len(files)} data files of "
-                f"{self.repo_id} are); "
-                "fetch the dataset again"
+                f"{self.repo_id} are); fetch the dataset again"
             )
         return self._read(features, wanted)
 
@@ -183,8 +182,8 @@ class LeRobotReader:
             if feature.dtype in IMAGE_DTYPES:
                 numeric = [name for name, other in self.features.items() if other.dtype not in IMAGE_DTYPES]
                 raise DatasetError(
-                    f"column {key!r} of {self.repo_id} is an image ({feature.dtype}), not numbers; "
-                    f"columns of numbers: {', '.join(numeric)}"
+                    f"column {key!r} of {self.repo_id} is an image ({feature.dtype}), not numbers; columns "
+                    f"of numbers: {', '.join(numeric)}"
                 )
         return features
 

@@ -326,11 +326,8 @@ def _feature(key: str, declared: Feature | Mapping[str, Any]) -> Feature:
     if isinstance(declared, Feature):
         dtype, shape, names = declared.dtype, declared.shape, declared.names
     else:
-        dtype, shape, names = (
-            declared.get("dtype", ""),
-            tuple(declared.get("shape", ())),
-        )
-        declared.get("names")
+        dtype, shape = declared.get("dtype", ""), tuple(declared.get("shape", ()))
+        names = declared.get("names")
     if dtype in IMAGE_DTYPES:
         raise DatasetError(f"column {key!r} is an image ({dtype}), which this writer does not write")
     if dtype not in _DTYPES:
@@ -362,8 +359,7 @@ def _checked_column(values: Any, feature: Feature, where: str) -> np.ndarray:
         name = f" ({feature.names[dimension]})" if feature.names else ""
         raise DatasetError(
             f"{where}: column {feature.key!r}, frame {frame}, dimension {dimension}{name} is "
-            f"{array[frame, dimension]}, "
-            f"not a finite {feature.dtype}"
+            f"{array[frame, dimension]}, not a finite {feature.dtype}"
         )
     return array
 
