@@ -90,3 +90,13 @@ def test_opening_a_dataset_finishes_the_swap(tmp_path: Path) -> None:
     build_v2(tmp_path / ".d.old", random_episodes([4]))
     assert open_dataset("local/d", root=tmp_path / "d").total_frames == 3
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
+
+
+def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    fill(tmp_path / "disk" / "d", "old")
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "d")
+    install_directory(fill(temporary_sibling(tmp_path / "link"), "new"), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "disk" / "d" / "file").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["d", "disk", "file", "link"]

@@ -56,8 +56,7 @@ def locate_dataset(
     holds.
 
     Raises:
-        DatasetError: nothing is there, access is denied, or the hub cannot be reached; names the places
-            looked at.
+        DatasetError: nothing is there, access is denied, or the hub cannot be reached; names where it looked.
     """
     if root is not None:
         return _from_directory(Path(root).expanduser())

@@ -49,8 +49,7 @@ def read_metadata(root: Path) -> Metadata:
     """Read and check `meta/` (format v2.0, v2.1 or v3.0).
 
     Raises:
-        DatasetError: a file is missing or damaged, the version is unknown, or the counts contradict each
-            other.
+        DatasetError: a file is missing or damaged, the version is unknown, or counts contradict each other.
     """
     path = root / "meta" / "info.json"
     info = read_json(path)

@@ -126,8 +126,7 @@ class LeRobotReader:
         )
 
     def statistics(self, key: str) -> dict[str, np.ndarray] | None:
-        """What `meta/stats.json` (v2.0, v3.0) says of a column: statistic name -> float64 [D]; None when it
-        says nothing.
+        """What `meta/stats.json` (v2.0, v3.0) says of a column, name -> float64 [D]; None for nothing.
 
         Names are those of the file (min, max, mean, std, count, q01, ...), and so are the values: how they
         were computed is not known. v2.1 keeps statistics of each episode only, for which None is returned.

@@ -22,7 +22,7 @@ from pathlib import Path
 
 def temporary_sibling(target: Path) -> Path:
     """Make and return an empty directory beside `target`, on the same file system."""
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / f".{target.name}.tmp-{uuid.uuid4().hex[:12]}"
     temporary.mkdir()
@@ -33,10 +33,9 @@ def install_directory(temporary: Path, target: Path) -> None:
     """Move the complete directory `temporary` to `target`, replacing what is there; see the steps above.
 
     Raises:
-        OSError: a rename or a write failed; `target` is then as it was, or `finish_interrupted_swap` mends
-            it.
+        OSError: a rename or a write failed; `target` is as it was, or `finish_interrupted_swap` mends it.
     """
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))
     new, old = _names(target)
     finish_interrupted_swap(target)
     for leftover in (new, old):
@@ -58,7 +57,7 @@ def install_directory(temporary: Path, target: Path) -> None:
 
 def finish_interrupted_swap(target: Path) -> bool:
     """Finish what a killed `install_directory` left between steps 2 and 3; True when there was anything."""
-    target = Path(os.path.abspath(target))
+    target = Path(os.path.realpath(target))
     new, old = _names(target)
     if target.exists() or not (new.is_dir() and old.is_dir()):
         return False

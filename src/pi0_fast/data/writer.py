@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -46,10 +47,9 @@ class LeRobotWriter:
         with LeRobotWriter("out", fps=30, features={"action": {"dtype": "float32", "shape": [7]}}) as writer:
             writer.add_episode({"action": actions}, task="pick up the cube")
 
-    Memory: one episode at a time while recording. `close` computes the exact statistics from the files, one
-        column of the
-    dataset after the other: frames x dimensions x 4 bytes (8 for int64 and float64) of the widest column, and
-    frames x 16 bytes for the dimension at hand.
+    Memory: one episode at a time while recording, plus its statistics (some 80 bytes a dimension). `close`
+    computes the exact statistics from the files, column after column: frames x dimensions x 4 bytes (8 for
+    int64 and float64) of the widest column, and about 24 bytes a frame for the dimension at hand.
     """
 
     def __init__(
@@ -120,14 +120,12 @@ class LeRobotWriter:
         """Append one episode and return its index (0, 1, 2, ...).
 
         Args:
-            columns: an array [T, D] for each declared feature ([T] will do when D = 1), all with the same T
-                >= 1.
+            columns: an array [T, D] for each declared feature ([T] will do when D = 1), all of one T >= 1.
             task: what the robot was told to do.
 
         Raises:
             DatasetError: a column is missing, unknown, of another shape or type than declared, or not finite
-                (the dataset so far is kept, and other episodes can be added), or the disk is full (it is
-                not).
+                (other episodes can still be added); or the disk is full (everything is dropped).
         """
         self._refuse_closed()
         if not isinstance(task, str) or not task.strip():
@@ -150,6 +148,13 @@ class LeRobotWriter:
         except BaseException:  # an interrupt in the middle of a write leaves a file that cannot be continued
             self.abort()
             raise
+        self._episodes.append(self._episode_row(index, task, values))
+        self._total_frames += length
+        return index
+
+    def _episode_row(self, index: int, task: str, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The row of `meta/episodes` for the episode that was written last."""
+        length = len(values["index"])
         chunk, number = divmod(self._file_number, FILES_PER_CHUNK)
         row: dict[str, Any] = {
             "episode_index": index,
@@ -165,9 +170,7 @@ class LeRobotWriter:
                 {f"stats/{key}/{name}": value for name, value in exact_statistics(values[key]).items()}
             )
         row.update({"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
-        self._episodes.append(row)
-        self._total_frames += length
-        return index
+        return row
 
     def close(self) -> None:
         """Write the metadata and put the dataset in its place. A second call does nothing.
@@ -193,10 +196,9 @@ class LeRobotWriter:
     def abort(self) -> None:
         """Drop everything that was added; what was at `root` before stays. Does nothing after `close`."""
         self._open = False
-        try:
+        with suppress(OSError, pa.ArrowException):  # the end of a file that is deleted next cannot be written
             self._close_file()
-        finally:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _refuse_existing(self, overwrite: bool) -> None:
         if not self.root.exists():
