@@ -14,6 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "pi0_fast"
 # From top to bottom: a room may import only from rooms above it (or from itself).
 ROOMS = [
     ["types"],
+    ["swap"],
     ["_kernels"],
     ["display"],
     ["parsing"],

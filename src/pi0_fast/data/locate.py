@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pi0_fast.data.swap import finish_interrupted_swap
+from pi0_fast.swap import finish_interrupted_swap
 from pi0_fast.types import DatasetError
 
 INFO_FILE = "meta/info.json"

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pi0_fast.data.columns import float_rows, integer_values
 from pi0_fast.data.locate import INFO_FILE
 from pi0_fast.data.metadata import IMAGE_DTYPES, flat_names
-from pi0_fast.data.swap import install_directory, temporary_sibling
+from pi0_fast.swap import install_directory, temporary_sibling
 from pi0_fast.types import DatasetError, Feature
 
 FILES_PER_CHUNK = 1000

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pi0_fast.data.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
 
 # Kills itself before the n-th call of os.rename or shutil.rmtree in install_directory.
 KILLED = """
 import os, shutil, signal, sys
 from pathlib import Path
-from pi0_fast.data import swap
+from pi0_fast import swap
 target, calls = Path(sys.argv[1]), int(sys.argv[2])
 temporary = swap.temporary_sibling(target)
 (temporary / "file").write_text("new")

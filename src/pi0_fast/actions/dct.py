@@ -1,0 +1,120 @@
+"""Discrete cosine transform, quantisation and flattening of action chunks, and their inverses.
+
+The FAST paper (arXiv 2501.09747), steps 1 to 3: the orthonormal DCT-II along time for each action dimension, a
+multiplication by `scale`, rounding half to even, and flattening row by row, so that all dimensions of frequency 0 come
+first. What is not here: normalisation (normalize.py) and the merging of coefficients into tokens (bpe.py).
+
+A constant chunk of value x has one coefficient, sqrt(H) * x * scale; with H = 4, x = 0.5 and scale = 10 that is 10.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast._kernels import kernel
+
+
+@lru_cache(maxsize=64)
+def dct_matrix(horizon: int) -> npt.NDArray[np.float32]:
+    """The orthonormal DCT-II as a matrix, float32 [H, H]: coefficients = matrix @ values, values = matrix.T @ coefficients."""
+    time = np.arange(horizon) + 0.5
+    frequency = np.arange(horizon)[:, None]
+    matrix = np.sqrt(2.0 / horizon) * np.cos(np.pi / horizon * frequency * time)
+    matrix[0] /= np.sqrt(2.0)
+    result = matrix.astype(np.float32)
+    result.flags.writeable = False
+    return result
+
+
+@kernel
+def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturations, bad):  # type: ignore[no-untyped-def]
+    """Chunks float32 [N, H, D] -> clipped integer coefficients, flattened: out int32 [N, H*D].
+
+    `scales` float32 [D]. Coefficients outside [low, high] are clipped; `saturations` int32 [N] counts them. A value
+    that is not finite, or larger than `value_limit`, is reported by its flat position in `bad` int64 [N] (else -1),
+    and the row's coefficients are then meaningless.
+
+    The sum over time is folded: row k of the matrix is symmetric in time for even k and antisymmetric for odd k, so
+    half the multiplications do.
+    """
+    rows, horizon, size = chunks.shape
+    half = horizon // 2
+    folded = np.empty((2, half + 1, size), np.float32)
+    total = np.empty(size, np.float32)
+    for n in range(rows):
+        bad[n] = -1
+        for t in range(horizon):
+            for d in range(size):
+                if not (abs(chunks[n, t, d]) <= value_limit):  # also true for NaN
+                    bad[n] = t * size + d
+                    break
+            if bad[n] >= 0:
+                break
+        if bad[n] >= 0:
+            continue
+        for t in range(half):
+            for d in range(size):
+                first, last = chunks[n, t, d], chunks[n, horizon - 1 - t, d]
+                folded[0, t, d] = first + last
+                folded[1, t, d] = first - last
+        terms = half
+        if horizon % 2:  # the middle step stands alone, and counts only for even frequencies
+            terms = half + 1
+            for d in range(size):
+                folded[0, half, d] = chunks[n, half, d]
+                folded[1, half, d] = np.float32(0.0)
+        clipped = 0
+        for k in range(horizon):
+            source = folded[k % 2]
+            for d in range(size):
+                total[d] = np.float32(0.0)
+            for t in range(terms):
+                weight = matrix[k, t]
+                for d in range(size):
+                    total[d] += weight * source[t, d]
+            base = k * size
+            for d in range(size):
+                value = np.rint(total[d] * scales[d])
+                if value < low:
+                    value = np.float32(low)
+                    clipped += 1
+                elif value > high:
+                    value = np.float32(high)
+                    clipped += 1
+                out[n, base + d] = np.int32(value)
+        saturations[n] = clipped
+
+
+@kernel
+def dequantize_rows(coefficients, matrix, scales, out):  # type: ignore[no-untyped-def]
+    """Integer coefficients int32 [N, H*D] -> values float32 [N, H, D], the inverse of `quantize_rows` up to rounding.
+
+    Most high frequencies of a chunk are zero in every dimension, and are skipped.
+    """
+    rows, horizon, size = out.shape
+    half = (horizon + 1) // 2
+    level = np.empty(size, np.float32)
+    folded = np.empty((2, half, size), np.float32)
+    for n in range(rows):
+        folded[:] = np.float32(0.0)
+        for k in range(horizon):
+            any_set = 0
+            for d in range(size):
+                any_set |= coefficients[n, k * size + d]
+            if any_set == 0:
+                continue
+            for d in range(size):
+                level[d] = np.float32(coefficients[n, k * size + d]) / scales[d]
+            target = folded[k % 2]
+            for t in range(half):
+                weight = matrix[k, t]
+                for d in range(size):
+                    target[t, d] += weight * level[d]
+        for t in range(half):
+            for d in range(size):
+                even, odd = folded[0, t, d], folded[1, t, d]
+                out[n, horizon - 1 - t, d] = even - odd
+                out[n, t, d] = even + odd  # the middle step of an odd horizon is written last, and has no odd part
