@@ -81,17 +81,6 @@ def test_a_failed_rename_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 
-def test_opening_a_dataset_finishes_the_swap(tmp_path: Path) -> None:
-    from dataset_builder import build_v2, random_episodes
-
-    from pi0_fast.data import open_dataset
-
-    build_v2(tmp_path / ".d.new", random_episodes([3]))
-    build_v2(tmp_path / ".d.old", random_episodes([4]))
-    assert open_dataset("local/d", root=tmp_path / "d").total_frames == 3
-    assert [path.name for path in tmp_path.iterdir()] == ["d"]
-
-
 def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     fill(tmp_path / "disk" / "d", "old")

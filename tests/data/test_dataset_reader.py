@@ -354,3 +354,10 @@ def test_a_directory_is_read_without_hub_torch_and_network(tmp_path: Path) -> No
     command = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "2"), done.stderr
+
+
+def test_opening_a_dataset_finishes_the_swap(tmp_path: Path) -> None:
+    build_v2(tmp_path / ".d.new", random_episodes([3]))
+    build_v2(tmp_path / ".d.old", random_episodes([4]))
+    assert open_dataset("local/d", root=tmp_path / "d").total_frames == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]
