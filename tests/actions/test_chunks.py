@@ -286,6 +286,18 @@ def test_windows_equal_a_slow_loop(
         np.testing.assert_allclose(back[start], expected_actions, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16])
+def test_narrow_types_do_not_wrap_or_round(dtype: type) -> None:
+    selection = ActionSelection.create(1, delta_dims="0", state_size=1)
+    actions, states = np.array([[3], [100]], dtype), np.array([[100], [1]], dtype)
+    chunks = selection.window_chunks(actions, states, [0], 2)
+    assert chunks.tolist() == [[[-97], [0]]]
+    assert selection.to_absolute(chunks, states[:1]).tolist() == [[[3], [100]]]
+    assert selection.from_absolute(actions[None], states[:1]).tolist() == chunks.tolist()
+    big, one = np.array([[60000]], np.float16), np.array([[-60000]], np.float16)
+    assert selection.window_chunks(big, one, [0], 1).item() == 2 * float(big[0, 0])
+
+
 def test_statistics_are_of_what_is_encoded() -> None:
     absolute = ActionSelection.create(3, encoded_dims="0:2")
     (frames,) = absolute.statistics_blocks(ACTIONS, None, 2)
