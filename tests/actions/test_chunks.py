@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pi0_fast.actions.chunks import (
@@ -122,6 +122,7 @@ def test_dim_ranges_and_format_dims() -> None:
     assert dim_ranges(()) == []
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, unique=True))
 def test_format_dims_is_the_inverse_of_parse_dims(dims: list[int]) -> None:
     assert parse_dims(format_dims(dims), size=31, what="x") == tuple(dims)
@@ -267,6 +268,7 @@ def slow_windows(
     return np.array(windows, np.float32).reshape(-1, horizon, selection.size)
 
 
+@settings(deadline=None)
 @given(episodes(), st.integers(1, 40))
 def test_windows_equal_a_slow_loop(
     case: tuple[np.ndarray, np.ndarray, ActionSelection, int], max_values: int
@@ -349,6 +351,7 @@ def test_window_count() -> None:
         window_count(5, 0)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 60), st.integers(1, 12), st.floats(1e-3, 1), st.integers(0, 5), st.integers(0, 5))
 def test_sample_starts(length: int, horizon: int, fraction: float, seed: int, episode: int) -> None:
     starts = sample_starts(length, horizon, fraction, seed=seed, episode_index=episode)
@@ -377,6 +380,7 @@ def test_fraction_outside_its_range(fraction: float) -> None:
         sample_starts(50, 10, fraction, seed=0, episode_index=0)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 500), unique=True, max_size=30),
     st.floats(0, 1, exclude_max=True),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -86,6 +86,7 @@ def test_clip_is_a_stored_choice() -> None:
 # --- apply and invert ---------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(
         np.float32,
@@ -110,6 +111,7 @@ def test_the_inverse_is_exact_inside_the_range(values: np.ndarray, mode: Normali
     assert (np.abs(back - expected.astype(np.float64)) <= allowed).all()
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(np.float32, (7, 3), elements=st.floats(-100, 100, width=32)),
     st.sampled_from(MODES),
@@ -397,6 +399,7 @@ FLOATS = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(
     hnp.arrays(np.float32, st.tuples(st.integers(1, 60), st.integers(1, 5)), elements=FLOATS),
     st.lists(st.integers(0, 7), min_size=1, max_size=4).filter(any),
