@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "pi0_fast"
 # From top to bottom: a room may import only from rooms above it (or from itself).
 ROOMS = [
     ["types"],
-    ["swap"],
+    ["swap", "hub"],
     ["_kernels"],
     ["display"],
     ["parsing"],
@@ -26,7 +26,8 @@ ROOMS = [
     ["cli"],
 ]
 # Inside actions/, from top to bottom.
-ACTIONS = ["chunks", "normalize", "dct", "bpe", "reference_format", "_processor_source", "tokenizer"]
+ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "layout"]
+ACTIONS += ["processing_action_tokenizer", "tokenizer"]
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:
