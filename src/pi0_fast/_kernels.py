@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 from numba import njit
 
@@ -22,13 +22,11 @@ from pi0_fast.types import UsageError
 
 logger = logging.getLogger(__name__)
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 #: Kernels that could not be given a disk cache, because no directory for it is writable.
 uncached: list[str] = []
 
 
-def kernel(function: Function) -> Function:
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile with numba on first use: nogil, no fast-math (so results do not depend on the processor), disk cache.
 
     Where neither the package's directory, nor the user's cache, nor NUMBA_CACHE_DIR is writable the kernel is
@@ -43,12 +41,12 @@ def kernel(function: Function) -> Function:
             logger.warning("no writable cache directory: kernels are compiled anew; set NUMBA_CACHE_DIR (%s)", error)
         uncached.append(function.__qualname__)
         compiled = njit(nogil=True)(function)
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
-def inlined(function: Function) -> Function:
+def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """A step of a kernel, pasted into its callers: a call that passes arrays costs more than most steps themselves."""
-    return njit(inline="always")(function)  # type: ignore[no-any-return]
+    return njit(inline="always")(function)
 
 
 _lock = threading.Lock()
@@ -91,9 +89,7 @@ def _the_pool() -> ThreadPoolExecutor:
         return _pool
 
 
-def run_rows(
-    work: Callable[[int, int], None], rows: int, *, num_threads: int | None = None, piece: int = 256
-) -> None:
+def run_rows(work: Callable[[int, int], None], rows: int, *, num_threads: int | None = None, piece: int = 256) -> None:
     """Call ``work(begin, end)`` for consecutive pieces that cover ``range(rows)``, on up to `num_threads` threads.
 
     Pieces may run in any order and at the same time, so each must write only its own rows. The first exception of

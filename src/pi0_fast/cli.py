@@ -50,9 +50,7 @@ COMMANDS = {
         TokenizerTrainingConfig,
         _train_tokenizer,
     ),
-    "demo": Command(
-        "Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo
-    ),
+    "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
 }
 
 

@@ -35,8 +35,7 @@ class TokenizerTrainingConfig:
 
     repo_id: str = option(
         group=_DATA,
-        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for "
-        "the result.",
+        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for the result.",
     )
     root: str | None = option(
         None,
@@ -116,14 +115,12 @@ class TokenizerTrainingConfig:
     symbol_format: str = option(
         "plain",
         group=_TOKENIZER,
-        help="plain: each coefficient is one BPE symbol; reference: the byte-level format of published "
-        "tokenizers.",
+        help="plain: each coefficient is one BPE symbol; reference: the byte-level format of published tokenizers.",
     )
     headroom: float = option(
         0.25,
         group=_TOKENIZER,
-        help="Share by which the plain format's range of coefficients is widened beyond those seen in the "
-        "fit.",
+        help="Share by which the plain format's range of coefficients is widened beyond those seen in the fit.",
     )
 
     output_dir: str | None = option(
@@ -133,9 +130,7 @@ class TokenizerTrainingConfig:
         shown="fast_tokenizer_{repo_id}, / as _",
     )
     overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
-    num_workers: int | None = option(
-        None, group=_OUTPUT, help="Number of threads to fit with.", shown="all cores"
-    )
+    num_workers: int | None = option(None, group=_OUTPUT, help="Number of threads to fit with.", shown="all cores")
 
     push_to_hub: bool = option(False, group=_HUB, help="Upload the tokenizer to the Hugging Face Hub.")
     hub_repo_id: str | None = option(
@@ -155,9 +150,7 @@ class TokenizerTrainingConfig:
             UsageError: naming the flag, the value and what is allowed.
         """
         if self.push_to_hub:
-            raise UsageError(
-                "--push_to_hub is not available in this version: fit without it and upload the directory"
-            )
+            raise UsageError("--push_to_hub is not available in this version: fit without it and upload the directory")
         for name in ("repo_id", "action_key", "state_key"):
             _text(name, getattr(self, name))
         for name in (
@@ -200,9 +193,7 @@ class TokenizerTrainingConfig:
     def _validate_combinations(self) -> None:
         """A flag that would change nothing is a misunderstanding, not a wish."""
         if self.use_delta_transform and self.delta_dims is None:
-            raise UsageError(
-                "--use_delta_transform needs --delta_dims: which action dimensions are relative?"
-            )
+            raise UsageError("--use_delta_transform needs --delta_dims: which action dimensions are relative?")
         if not self.use_delta_transform:
             default_key = type(self).__dataclass_fields__["state_key"].default
             for name, default in (
@@ -226,9 +217,7 @@ class TokenizerTrainingConfig:
 class DemoConfig:
     """All of `pi0-fast demo`."""
 
-    output_dir: str = option(
-        "demo_output", group=_OUTPUT, help="Directory for the dataset and what is made of it."
-    )
+    output_dir: str = option("demo_output", group=_OUTPUT, help="Directory for the dataset and what is made of it.")
     overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
     seed: int = option(0, group=_OUTPUT, help="Seed of the simulated trajectories.")
 
@@ -256,8 +245,6 @@ def _number(name: str, value: Any) -> float:
 
 def _choice(name: str, value: Any, allowed: Sequence[str]) -> None:
     if value not in allowed:
-        close = next((a for a in allowed if a.lower() == str(value).lower()), None) or nearest(
-            str(value), allowed
-        )
+        close = next((a for a in allowed if a.lower() == str(value).lower()), None) or nearest(str(value), allowed)
         hint = f"; did you mean {close}?" if close else ""
         raise UsageError(f"--{name} must be one of {', '.join(allowed)}, not {value!r}{hint}")

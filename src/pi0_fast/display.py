@@ -59,9 +59,7 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
         file=sys.stdout, force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
     # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
-    table = Table(
-        title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
-    )
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     for position, header in enumerate(headers):
         numeric = bool(texts) and all(_is_number(row[position]) for row in texts)
         table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")

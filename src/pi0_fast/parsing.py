@@ -212,9 +212,7 @@ def _yaml_node(node: Any) -> Any:
         return [_yaml_node(child) for child in node.value]
     if node.id == "mapping":
         return _unique([(str(key.value), _yaml_node(child)) for key, child in node.value])
-    plain = (
-        node.style is None
-    )  # not quoted: YAML's spellings of null count, `root: ~` is not the home directory
+    plain = node.style is None  # not quoted: YAML's spellings of null count, `root: ~` is not the home directory
     return None if plain and node.value in ("", "~", "null") else node.value
 
 
@@ -307,9 +305,7 @@ def _split(argv: Sequence[str], flags: Mapping[str, Flag], program: str) -> Iter
     while remaining:
         token = remaining.pop(0)
         if not token.startswith("--") or token == "--":
-            raise UsageError(
-                f"unexpected argument {token!r}: {program} takes only --flags (see {program} --help)"
-            )
+            raise UsageError(f"unexpected argument {token!r}: {program} takes only --flags (see {program} --help)")
         spelling, equals, text = token[2:].partition("=")
         if spelling != CONFIG_PATH and spelling not in spellings:
             raise UsageError(f"unknown flag --{spelling}{_suggestion(spelling, flags, program)}")
@@ -364,9 +360,7 @@ def _flatten(
             yield from _flatten(raw, flags, path, name + ".")
         else:
             close = nearest(name, spellings)
-            raise UsageError(
-                f"{path}: unknown key {name!r}" + (f"; did you mean {close!r}?" if close else "")
-            )
+            raise UsageError(f"{path}: unknown key {name!r}" + (f"; did you mean {close!r}?" if close else ""))
 
 
 def _collect(pairs: Iterable[tuple[str, Any]], flags: Mapping[str, Flag], mark: str) -> dict[str, Any]:
@@ -396,9 +390,7 @@ def _collect(pairs: Iterable[tuple[str, Any]], flags: Mapping[str, Flag], mark: 
 # The configuration
 
 
-def _build(
-    config_class: type[Any], values: Mapping[str, Any], prefix: str, base: Any, missing: list[str]
-) -> Any:
+def _build(config_class: type[Any], values: Mapping[str, Any], prefix: str, base: Any, missing: list[str]) -> Any:
     """An instance from decoded values; a nested field's own default keeps what the flags do not change."""
     hints = typing.get_type_hints(config_class)
     chosen: dict[str, Any] = {}
@@ -434,9 +426,7 @@ def parse(config_class: type[Config], argv: Sequence[str], program: str) -> Conf
     pairs = list(_split(argv, flags, program))
     paths = {text for spelling, text in pairs if spelling == CONFIG_PATH}
     if len(paths) > 1:
-        raise UsageError(
-            f"--{CONFIG_PATH} is given twice with different values: {' and '.join(sorted(paths))}"
-        )
+        raise UsageError(f"--{CONFIG_PATH} is given twice with different values: {' and '.join(sorted(paths))}")
     values: dict[str, Any] = {}
     for text in paths:
         path = Path(text).expanduser()
@@ -445,9 +435,7 @@ def parse(config_class: type[Config], argv: Sequence[str], program: str) -> Conf
     missing: list[str] = []
     config = _build(config_class, values, "", MISSING, missing)
     if missing:
-        raise UsageError(
-            f"{' and '.join('--' + name for name in missing)} must be given (see {program} --help)"
-        )
+        raise UsageError(f"{' and '.join('--' + name for name in missing)} must be given (see {program} --help)")
     return typing.cast(Config, config)
 
 
@@ -455,9 +443,7 @@ def help_text(config_class: type[Any], program: str, summary: str) -> str:
     """Usage, and every flag with its type, explanation and default, grouped; at most 100 columns wide."""
     flags = flags_of(config_class)
     required = [flag for flag in flags.values() if flag.default is MISSING]
-    usage = " ".join(
-        [f"usage: {program}", *(f"--{f.name} {type_name(f.kind).upper()}" for f in required), "[flags]"]
-    )
+    usage = " ".join([f"usage: {program}", *(f"--{f.name} {type_name(f.kind).upper()}" for f in required), "[flags]"])
     lines = [usage, "", *textwrap.wrap(summary, _HELP_WIDTH)]
     groups: dict[str, list[Flag]] = {}
     for flag in flags.values():
@@ -502,9 +488,7 @@ def _shown_default(value: Any) -> str:
 
 def _help_entry(head: str, text: str) -> list[str]:
     indent = " " * _FLAG_WIDTH
-    lines = textwrap.wrap(
-        text, _HELP_WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False
-    )
+    lines = textwrap.wrap(text, _HELP_WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
     if len(head) + 4 > _FLAG_WIDTH:
         return ["  " + head, *lines]
     return [f"  {head}".ljust(_FLAG_WIDTH) + lines[0].lstrip(), *lines[1:]]

@@ -213,15 +213,11 @@ class ActionSelection:
         dims = parse_dims(encoded_dims, size=action_size, what="--encoded_dims")
         if delta_dims is None:
             if delta_state_dims is not None:
-                raise UsageError(
-                    "--delta_state_dims is given without --delta_dims: nothing would be relative"
-                )
+                raise UsageError("--delta_state_dims is given without --delta_dims: nothing would be relative")
             return cls(action_size, dims, state_size=state_size)
         delta = parse_dims(delta_dims, size=action_size, what="--delta_dims")
         if state_size is None:
-            raise UsageError(
-                f"--delta_dims {delta_dims!r} needs the state, and there is none (see --state_key)"
-            )
+            raise UsageError(f"--delta_dims {delta_dims!r} needs the state, and there is none (see --state_key)")
         if delta_state_dims is not None:
             state = _parse_state_map(delta_state_dims, size=state_size)
         elif state_size == action_size:
@@ -363,9 +359,7 @@ class ActionSelection:
         keys = {"action_size", "dims", "delta_dims", "delta_state_dims", "state_size"}
         if not isinstance(value, Mapping) or set(value) != keys:
             found = sorted(value) if isinstance(value, Mapping) else type(value).__name__
-            raise TokenizerError(
-                f"a saved selection of actions needs exactly the keys {sorted(keys)}, found {found}"
-            )
+            raise TokenizerError(f"a saved selection of actions needs exactly the keys {sorted(keys)}, found {found}")
         try:
             return cls(
                 operator.index(value["action_size"]),
@@ -388,9 +382,7 @@ class ActionSelection:
                 )
             state = as_numbers(states, "states")
             if state.ndim == 0 or (state.ndim > 1 and state.shape[:-1] != chunks.shape[:-2]):
-                raise TokenizerError(
-                    f"states of shape {state.shape} do not fit chunks of shape {chunks.shape}"
-                )
+                raise TokenizerError(f"states of shape {state.shape} do not fit chunks of shape {chunks.shape}")
             self._check_state_size(state.shape[-1], TokenizerError)
             chunks = self._shift(chunks, sign * _widen(state[..., list(self.delta_state_dims)]))
         return np.ascontiguousarray(chunks, dtype=np.float32)
@@ -415,9 +407,7 @@ class ActionSelection:
             )
         states = as_numbers(states, "states")
         if states.ndim != 2 or len(states) != len(actions):
-            raise DatasetError(
-                f"states have shape {states.shape}, expected [{len(actions)}, S] as the actions have"
-            )
+            raise DatasetError(f"states have shape {states.shape}, expected [{len(actions)}, S] as the actions have")
         self._check_state_size(states.shape[1], DatasetError)
         return _widen(actions), _widen(states)
 
@@ -425,9 +415,7 @@ class ActionSelection:
         expected = self.state_size
         if (expected is not None and size != expected) or size <= max(self.delta_state_dims):
             wanted = f"{expected}" if expected is not None else f"more than {max(self.delta_state_dims)}"
-            raise error(
-                f"states have {size} dimensions, expected {wanted} (delta_state_dims {self.delta_state_dims})"
-            )
+            raise error(f"states have {size} dimensions, expected {wanted} (delta_state_dims {self.delta_state_dims})")
 
     @staticmethod
     def _check_last(array: NDArray[Any], size: int, what: str) -> NDArray[Any]:
@@ -484,9 +472,7 @@ def sample_starts(length: int, horizon: int, fraction: float, *, seed: int, epis
     return np.sort(generator.choice(count, max(1, int(count * fraction)), replace=False)).astype(np.int64)
 
 
-def split_episodes(
-    indices: Sequence[int], val_fraction: float, seed: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def split_episodes(indices: Sequence[int], val_fraction: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Episodes to fit on and episodes held out, both ascending.
 
     Whole episodes are held out, since windows of one episode resemble each other. With a positive fraction
@@ -498,9 +484,7 @@ def split_episodes(
         seed: determines the choice.
     """
     if not 0 <= val_fraction < 1:
-        raise UsageError(
-            f"the held-out fraction of episodes must be at least 0 and below 1, got {val_fraction}"
-        )
+        raise UsageError(f"the held-out fraction of episodes must be at least 0 and below 1, got {val_fraction}")
     _check_seed(seed)
     ordered = sorted(operator.index(index) for index in indices)
     if any(a == b for a, b in pairwise(ordered)):

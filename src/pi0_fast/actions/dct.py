@@ -19,12 +19,12 @@ from pi0_fast._kernels import kernel
 
 @lru_cache(maxsize=64)
 def dct_matrix(horizon: int) -> npt.NDArray[np.float32]:
-    """The orthonormal DCT-II as a matrix, float32 [H, H]: coefficients = matrix @ values, values = matrix.T @ coefficients."""
+    """The orthonormal DCT-II, float32 [H, H]: coefficients = matrix @ values, values = matrix.T @ coefficients."""
     time = np.arange(horizon) + 0.5
     frequency = np.arange(horizon)[:, None]
     matrix = np.sqrt(2.0 / horizon) * np.cos(np.pi / horizon * frequency * time)
     matrix[0] /= np.sqrt(2.0)
-    result = matrix.astype(np.float32)
+    result: npt.NDArray[np.float32] = matrix.astype(np.float32)
     result.flags.writeable = False
     return result
 

@@ -176,8 +176,7 @@ def _check_quantities(values: Mapping[str, DoubleArray]) -> None:
         if low in values and high in values and (values[low] > values[high]).any():
             dim = int(np.flatnonzero(values[low] > values[high])[0])
             raise DatasetError(
-                f"statistics of dimension {dim}: {low} = {values[low][dim]} is above {high} = "
-                f"{values[high][dim]}"
+                f"statistics of dimension {dim}: {low} = {values[low][dim]} is above {high} = {values[high][dim]}"
             )
     if "std" in values and (values["std"] < 0).any():
         dim = int(np.flatnonzero(values["std"] < 0)[0])
@@ -313,9 +312,7 @@ def _checked_block(block: Any, number: int, names: Sequence[str] | None) -> NDAr
     if array.ndim not in (2, 3) or array.shape[-1] == 0:
         raise DatasetError(f"block {number} has shape {array.shape}, expected [n, D] or [n, H, D]")
     if names is not None and len(names) != array.shape[-1]:
-        raise DatasetError(
-            f"block {number} has {array.shape[-1]} dimensions, but there are {len(names)} names"
-        )
+        raise DatasetError(f"block {number} has {array.shape[-1]} dimensions, but there are {len(names)} names")
     return array
 
 
@@ -472,9 +469,7 @@ class Normalizer:
         """From the exact statistics of the values to be encoded; see `from_statistics`."""
         parsed = NormalizationMode.parse(mode)
         statistics = exact_statistics(blocks, names=names, progress=progress)
-        return cls.from_statistics(
-            statistics, parsed, clip=clip, names=names, selection=selection, source=source
-        )
+        return cls.from_statistics(statistics, parsed, clip=clip, names=names, selection=selection, source=source)
 
     @classmethod
     def from_statistics(
@@ -613,9 +608,7 @@ class Normalizer:
             )
         missing, unknown = sorted(_JSON_KEYS - set(value)), sorted(set(value) - _JSON_KEYS)
         if missing or unknown:
-            raise TokenizerError(
-                f"the saved normaliser lacks the keys {missing} and has unknown keys {unknown}"
-            )
+            raise TokenizerError(f"the saved normaliser lacks the keys {missing} and has unknown keys {unknown}")
         if not isinstance(value["clip"], bool) or not isinstance(value["source"], str):
             raise TokenizerError("the saved normaliser: 'clip' must be true or false and 'source' a text")
         statistics, names, selection = value["statistics"], value["names"], value["selection"]
@@ -673,9 +666,7 @@ class Normalizer:
             )
         return array
 
-    def _mapped(
-        self, values: Any, function: Callable[[DoubleArray], DoubleArray], what: str, verb: str
-    ) -> FloatArray:
+    def _mapped(self, values: Any, function: Callable[[DoubleArray], DoubleArray], what: str, verb: str) -> FloatArray:
         """`function` (float64, in place) on slices of rows, so that no float64 copy of everything is made."""
         array = self._checked(values, what)
         result = np.empty(array.shape, np.float32)
@@ -718,9 +709,7 @@ _JSON_KEYS = {
 }
 
 
-def _needed_quantities(
-    statistics: Statistics | Mapping[str, Any], mode: NormalizationMode
-) -> dict[str, DoubleArray]:
+def _needed_quantities(statistics: Statistics | Mapping[str, Any], mode: NormalizationMode) -> dict[str, DoubleArray]:
     """Checked vectors of what the mode and its guard need (IDENTITY: of all that is there, for the size)."""
     if isinstance(statistics, Statistics):
         return {name: getattr(statistics, name) for name in _QUANTITIES}

@@ -26,6 +26,8 @@ import numpy as np
 from scipy.fft import dct, idct
 from transformers.processing_utils import ProcessorMixin
 
+#: Coefficients are written with code points below this one; surrogates are no characters.
+_FIRST_SURROGATE = 0xD800
 _TOKENIZER_CONFIG = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
@@ -48,11 +50,7 @@ def _encodable_code_points(tokenizer: dict[str, Any]) -> np.ndarray:
             raise ValueError("tokenizer.json: the one-character tokens are not the code points 0, 1, 2, ...")
     elif pre_tokenizer["type"] == "ByteLevel":
         known = {byte for byte, character in enumerate(_byte_characters()) if character in vocabulary}
-        points = [
-            point
-            for point in range(0x10000)
-            if not 0xD800 <= point < 0xE000 and known.issuperset(chr(point).encode("utf-8"))
-        ]
+        points = [point for point in range(_FIRST_SURROGATE) if known.issuperset(chr(point).encode("utf-8"))]
     else:
         raise ValueError(f"tokenizer.json: no action tokenizer has the pre_tokenizer {pre_tokenizer['type']}")
     if not points:

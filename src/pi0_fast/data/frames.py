@@ -34,9 +34,7 @@ class FrameFile:
         rows: episode index -> (first row, one past the last row), from the file itself.
     """
 
-    def __init__(
-        self, path: Path, keys: Sequence[str], rows: Mapping[int, tuple[int, int]] | None = None
-    ) -> None:
+    def __init__(self, path: Path, keys: Sequence[str], rows: Mapping[int, tuple[int, int]] | None = None) -> None:
         """Open the file and scan where its episodes lie (not again when `rows` of an earlier scan is given).
 
         Raises:
@@ -48,9 +46,7 @@ class FrameFile:
         with parquet_errors(path):
             self._file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         self._missing_columns()
-        groups = [
-            self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)
-        ]
+        groups = [self._file.metadata.row_group(g).num_rows for g in range(self._file.metadata.num_row_groups)]
         self._group_starts = np.concatenate([[0], np.cumsum(groups)]).astype(int).tolist()
         self._batches: Iterator[Any] = iter(())
         self._batch: Any = None
@@ -117,9 +113,7 @@ class FrameFile:
         present = self._file.schema_arrow.names
         for key in ["episode_index", "frame_index", *self._keys]:
             if key not in present:
-                raise DatasetError(
-                    f"{self.path} has no column {key!r}; its columns are: {', '.join(present)}"
-                )
+                raise DatasetError(f"{self.path} has no column {key!r}; its columns are: {', '.join(present)}")
 
     def _batch_at(self, row: int) -> tuple[Any, int]:
         """The batch that holds `row`, and the place of `row` in it; jumps over row groups nobody wants."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from pi0_fast.hub import HubError, download_snapshot
 from pi0_fast.swap import finish_interrupted_swap
 from pi0_fast.types import DatasetError
 
@@ -73,9 +74,7 @@ def locate_dataset(
 def _from_directory(root: Path) -> Location:
     _finish_swap(root)
     if not root.is_dir():
-        raise DatasetError(
-            f"{root} is not a directory; --root takes the directory that holds meta/ and data/"
-        )
+        raise DatasetError(f"{root} is not a directory; --root takes the directory that holds meta/ and data/")
     if not (root / INFO_FILE).is_file():
         raise DatasetError(
             f"{root} holds no {INFO_FILE}, so it is no LeRobot dataset; --root takes the directory that "
@@ -101,96 +100,20 @@ def _from_hub(
     local_files_only: bool,
     home: Path,
 ) -> Location:
-    import huggingface_hub
-
     try:
-        snapshot = huggingface_hub.snapshot_download(
+        root = download_snapshot(
             repo_id,
             repo_type="dataset",
+            allow_patterns=_HUB_PATTERNS,
+            searched=f"{home} (not considered, as a revision was asked for)" if revision else str(home),
+            local_advice="pass a local directory as --root",
             revision=revision,
             token=token,
             cache_dir=cache_dir,
             local_files_only=local_files_only,
-            allow_patterns=_HUB_PATTERNS,
         )
-    except Exception as error:  # which exceptions the network stack raises changes between hub versions
-        looked_at = f"{home} (not considered, as a revision was asked for)" if revision else str(home)
-        raise DatasetError(_explain(error, repo_id, revision, looked_at)) from error
-    root = Path(snapshot)
+    except HubError as error:
+        raise DatasetError(str(error)) from error
     if not (root / INFO_FILE).is_file():
-        raise DatasetError(
-            f"the hub dataset {repo_id} holds no {INFO_FILE} at {root}, so it is no LeRobot dataset"
-        )
+        raise DatasetError(f"the hub dataset {repo_id} holds no {INFO_FILE} at {root}, so it is no LeRobot dataset")
     return Location(root, "hub", root.name if root.parent.name == "snapshots" else revision)
-
-
-def _chain(error: BaseException | None) -> list[BaseException]:
-    """The error and everything that caused it: the hub wraps a refused access into a failed local look-up."""
-    chain: list[BaseException] = []
-    while error is not None and error not in chain:
-        chain.append(error)
-        error = error.__cause__ or error.__context__
-    return chain
-
-
-def _explain(error: Exception, repo_id: str, revision: str | None, home: str) -> str:
-    """One line for the user: what failed, and the way out."""
-    from huggingface_hub import errors
-
-    chain = _chain(error)
-    page = f"https://huggingface.co/datasets/{repo_id}"
-    login = "log in with `hf auth login` or set HF_TOKEN"
-    local = "or pass a local copy as --root"
-
-    def first(*kinds: type[BaseException]) -> Any:
-        return next((one for one in chain if isinstance(one, kinds)), None)
-
-    status = next((getattr(getattr(one, "response", None), "status_code", None) for one in chain), None)
-    if gated := first(errors.GatedRepoError):
-        status = getattr(gated.response, "status_code", status)
-        return (
-            f"the hub dataset {repo_id} is gated (HTTP {status}): accept its conditions on {page} and "
-            f"{login}, {local}"
-        )
-    if first(errors.RevisionNotFoundError):
-        return (
-            f"the hub dataset {repo_id} has no revision {revision!r}; {page}/tree/main lists branches and "
-            "tags"
-        )
-    if first(errors.RepositoryNotFoundError):
-        return (
-            f"no dataset {repo_id} in {home}, and none on the hub that this token may see (HTTP {status}): "
-            f"check the name on {page}; if it is private or gated, accept its conditions there and {login}, "
-            f"{local}"
-        )
-    refused = next(
-        (one for one in chain if getattr(getattr(one, "response", None), "status_code", None) in (401, 403)),
-        None,
-    )
-    if refused is not None:
-        code = refused.response.status_code  # type: ignore[attr-defined]
-        return (
-            f"the hub refused access to {repo_id} (HTTP {code}): accept its conditions on {page} and "
-            f"{login}, {local}"
-        )
-    if first(errors.LocalTokenNotFoundError):
-        return f"token=True, but no token is stored on this machine: {login}, {local}"
-    if first(errors.HFValidationError):
-        return f"{repo_id!r} is no dataset name of the form owner/name; a local directory is given as --root"
-    if first(errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled):
-        cause = f" ({_brief(chain[1])})" if len(chain) > 1 else ""
-        return (
-            f"no dataset {repo_id} in {home} or in the hub "
-            f"cache{f' at revision {revision}' if revision else ''}, and the hub is switched off "
-            f"(local_files_only, HF_HUB_OFFLINE) or cannot be reached{cause}: go online, or pass a local "
-            "directory as --root"
-        )
-    return (
-        f"no dataset {repo_id} in {home}, and the hub failed ({_brief(error)}): try again, or pass a local "
-        "directory as --root"
-    )
-
-
-def _brief(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -134,13 +134,9 @@ def parquet_errors(path: Path) -> Iterator[None]:
         raise DatasetError(f"{path} is missing; fetch the dataset again") from error
     except (pa.ArrowException, OSError) as error:
         if _is_lfs_pointer(path):
-            raise DatasetError(
-                f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`"
-            ) from error
+            raise DatasetError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise DatasetError(
-            f"{path} cannot be read as parquet, it is truncated or damaged: {reason}"
-        ) from error
+        raise DatasetError(f"{path} cannot be read as parquet, it is truncated or damaged: {reason}") from error
 
 
 def flat_names(names: Any, width: int) -> tuple[str, ...] | None:
@@ -242,9 +238,7 @@ def _episodes_v30(
         with parquet_errors(path), pq.ParquetFile(path) as file:
             present = set(file.schema_arrow.names)
             if missing := [name for name in needed if name not in present]:
-                raise DatasetError(
-                    f"{path} has no column {missing[0]!r}; it is no table of LeRobot v3.0 episodes"
-                )
+                raise DatasetError(f"{path} has no column {missing[0]!r}; it is no table of LeRobot v3.0 episodes")
             columns = [*needed, *(["tasks"] if "tasks" in present else [])]
             rows = file.read(columns=columns).to_pylist()
         for row in rows:
@@ -263,9 +257,7 @@ def _data_path(path: Path, info: Mapping[str, Any], version: str) -> Callable[..
         try:
             filled = str(template).format(**numbers)
         except (KeyError, IndexError, ValueError, AttributeError) as error:
-            raise DatasetError(
-                f"{path}: data_path {template!r} is no template of {', '.join(numbers)}"
-            ) from error
+            raise DatasetError(f"{path}: data_path {template!r} is no template of {', '.join(numbers)}") from error
         if PurePosixPath(filled).is_absolute() or ".." in PurePosixPath(filled).parts:
             raise DatasetError(f"{path}: data_path {template!r} leads out of the dataset")
         return filled

@@ -115,11 +115,7 @@ class LeRobotReader:
         if key in self.features:
             return self.features[key]
         alike = difflib.get_close_matches(key, self.features, n=len(self.features), cutoff=0.0)
-        hint = (
-            f"; did you mean {alike[0]!r}?"
-            if difflib.get_close_matches(key, self.features, cutoff=0.4)
-            else "."
-        )
+        hint = f"; did you mean {alike[0]!r}?" if difflib.get_close_matches(key, self.features, cutoff=0.4) else "."
         raise DatasetError(
             f"dataset {self.repo_id} has no column {key!r}{hint} Present: {', '.join(alike)} (--action_key "
             "and --state_key choose the columns)"
@@ -140,9 +136,7 @@ class LeRobotReader:
         found = self._statistics.get(key)
         return None if found is None else {name: value.copy() for name, value in found.items()}
 
-    def iter_episodes(
-        self, keys: Sequence[str], episodes: Collection[int] | None = None
-    ) -> Iterator[Episode]:
+    def iter_episodes(self, keys: Sequence[str], episodes: Collection[int] | None = None) -> Iterator[Episode]:
         """Read columns, episode by episode in ascending index, from the files of these episodes only.
 
         Keys, episodes and the presence of the files are checked here, before the first episode is read. Each
@@ -174,9 +168,7 @@ class LeRobotReader:
             keys = [keys]
         features = {key: self.feature(key) for key in keys}
         if not features:
-            raise DatasetError(
-                f"no column of {self.repo_id} was asked for; present: {', '.join(self.features)}"
-            )
+            raise DatasetError(f"no column of {self.repo_id} was asked for; present: {', '.join(self.features)}")
         for key, feature in features.items():
             if feature.dtype in IMAGE_DTYPES:
                 numeric = [name for name, other in self.features.items() if other.dtype not in IMAGE_DTYPES]

@@ -166,9 +166,7 @@ class LeRobotWriter:
             "dataset_to_index": self._total_frames + length,
         }
         for key in self._all:
-            row.update(
-                {f"stats/{key}/{name}": value for name, value in exact_statistics(values[key]).items()}
-            )
+            row.update({f"stats/{key}/{name}": value for name, value in exact_statistics(values[key]).items()})
         row.update({"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
         return row
 
@@ -221,9 +219,7 @@ class LeRobotWriter:
             raise DatasetError(f"{where} lacks column {missing[0]!r}; declared: {', '.join(self.features)}")
         if unknown := [key for key in columns if key not in self.features]:
             raise DatasetError(f"{where} has the column {unknown[0]!r}; declared: {', '.join(self.features)}")
-        values = {
-            key: _checked_column(columns[key], feature, where) for key, feature in self.features.items()
-        }
+        values = {key: _checked_column(columns[key], feature, where) for key, feature in self.features.items()}
         lengths = {key: len(value) for key, value in values.items()}
         if len(set(lengths.values())) > 1:
             raise DatasetError(f"{where} has columns of different lengths: {lengths}")

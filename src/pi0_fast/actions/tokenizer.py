@@ -1,0 +1,818 @@
+"""FastTokenizer: normalised action chunks <-> token ids, fit, save and load.
+
+The steps of the FAST paper (arXiv 2501.09747) joined: DCT and quantisation (dct.py), then the vocabulary
+(vocabulary.py). What is not here: reading datasets, normalising (normalize.py; the normaliser travels with the
+tokenizer as an attribute), reports, and the layout of prompts.
+
+A chunk of H = 4 steps and D = 1 dimension that stays at 0.5 has the coefficients 10 0 0 0 at scale 10; once the pairs
+(0, 0) and (10, 0 0) are merged that is two tokens, and decoding gives exactly 0.5 again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast._kernels import run_rows
+from pi0_fast.actions import layout
+from pi0_fast.actions.bpe import MAX_VOCABULARY
+from pi0_fast.actions.bpe_training import Corpus
+from pi0_fast.actions.chunks import as_numbers
+from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
+from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
+from pi0_fast.hub import download_snapshot
+from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.types import TokenizerError, UsageError
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+LongArray = npt.NDArray[np.int64]
+OnError = Literal["raise", "pad", "hold"]
+
+NORMALIZER = "normalizer.json"
+METADATA = "metadata.json"
+VOCABULARY_TEXT = "vocabulary.txt"
+
+#: Rows handed to a kernel at a time: some hundred kilobytes of coefficients, which stay in the processor's cache.
+_ROWS_PER_PIECE = 128
+#: Normalised actions are about [-1, 1]; anything beyond this is no normalised action, whatever the tokenizer.
+_LARGEST_ORDINARY_VALUE = 100.0
+
+
+@dataclass(frozen=True)
+class EncodeInfo:
+    """What encoding did to each row: ``saturations`` int32 [N], coefficients clipped; ``token_counts`` int32 [N]."""
+
+    saturations: IntArray
+    token_counts: IntArray
+
+
+@dataclass(frozen=True)
+class DecodeInfo:
+    """Which rows were valid (bool [N]), and for each what was wrong (None for a valid one)."""
+
+    valid: npt.NDArray[np.bool_]
+    problems: tuple[str | None, ...]
+
+    @property
+    def invalid_count(self) -> int:
+        """How many rows did not hold a chunk."""
+        return int((~self.valid).sum())
+
+
+class TokenizerFitter:
+    """Takes in chunks block by block in bounded memory, then makes a tokenizer; `FastTokenizer.fit` in two halves."""
+
+    def __init__(self, time_horizon: int, action_dim: int, *, scale: float | Sequence[float] = 10.0) -> None:
+        """For chunks [N, time_horizon, action_dim].
+
+        Raises:
+            TokenizerError: sizes below 1 or above 65,535 coefficients a chunk, a scale that is not positive.
+        """
+        if time_horizon < 1 or action_dim < 1 or time_horizon * action_dim > MAX_VOCABULARY:
+            raise TokenizerError(
+                f"chunks of {time_horizon} steps and {action_dim} dimensions are not supported "
+                f"(1 to {MAX_VOCABULARY} coefficients)"
+            )
+        self.shape = (time_horizon, action_dim)
+        self.scale = _checked_scale(scale, action_dim)
+        self.corpus = Corpus(time_horizon * action_dim)
+        self._low = np.zeros(action_dim, np.int64)
+        self._high = np.zeros(action_dim, np.int64)
+
+    def add(self, chunks: Any, *, num_threads: int | None = None) -> None:
+        """Take in normalised chunks [N, H, D] or one [H, D].
+
+        Raises:
+            TokenizerError: another shape, values that are not finite, coefficients beyond +-32,767.
+        """
+        values = _as_chunks(chunks, self.shape)
+        scales = _scales(self.scale, self.shape[1])
+        limit = 32_767
+        coefficients, saturations = _quantize(values, scales, -limit, limit, 1e9, num_threads)
+        if saturations.any():
+            row = int(np.flatnonzero(saturations)[0])
+            per_dim = np.abs(coefficients[row].reshape(self.shape)).max(axis=0)
+            raise TokenizerError(
+                f"chunk {row}, dimension {int(per_dim.argmax())}: coefficients exceed {limit}, so these are no "
+                f"normalised actions (largest value {np.abs(values[row]).max():g}); choose a normalization mode other "
+                "than IDENTITY, or a smaller scale"
+            )
+        if len(values):
+            levels = coefficients.reshape(-1, self.shape[1])
+            self._low = np.minimum(self._low, levels.min(axis=0))
+            self._high = np.maximum(self._high, levels.max(axis=0))
+            self.corpus.add(coefficients)
+
+    def finish(
+        self,
+        *,
+        vocab_size: int = 1024,
+        symbol_format: SymbolFormat = "plain",
+        headroom: float = 0.25,
+        normalizer: Normalizer | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> FastTokenizer:
+        """Learn the vocabulary of what was added. Arguments and errors as in `FastTokenizer.fit`."""
+        if self.corpus.rows == 0:
+            raise TokenizerError("there are no chunks to fit on")
+        if symbol_format not in ("plain", "reference"):
+            raise UsageError(f"symbol_format must be 'plain' or 'reference', not {symbol_format!r}")
+        span = int(self._high.max() - self._low.min()) + 1
+        if span > vocab_size:
+            widest = np.argsort(self._low - self._high)[:3]
+            names = normalizer.names if normalizer is not None else None
+            ranges = ", ".join(
+                f"{d}{f' ({names[d]})' if names else ''}: {self._low[d]} to {self._high[d]}" for d in widest.tolist()
+            )
+            raise TokenizerError(
+                f"the coefficients need {span} symbols, more than vocab_size {vocab_size}; the widest dimensions are "
+                f"{ranges}. Normalise the actions (QUANTILES or MIN_MAX{_mode_hint(normalizer)}), take a smaller scale "
+                f"than {self.scale}, or a vocab_size above {span} (some {2 * span} or more, to leave room for merges)"
+            )
+        vocabulary = Vocabulary.fit(
+            self.corpus,
+            vocab_size=vocab_size,
+            symbol_format=symbol_format,
+            headroom=headroom,
+            num_threads=num_threads,
+            progress=progress,
+        )
+        return FastTokenizer(
+            vocabulary,
+            scale=self.scale,
+            time_horizon=self.shape[0],
+            action_dim=self.shape[1],
+            normalizer=normalizer,
+            coefficient_range=(int(self._low.min()), int(self._high.max())),
+        )
+
+    def token_usage(self, tokenizer: FastTokenizer) -> tuple[IntArray, LongArray]:
+        """What the fitted chunks become: tokens of each, int32 [N], and uses of each id, int64 [vocab_size]."""
+        lengths: list[IntArray] = []
+        uses = np.zeros(tokenizer.vocab_size, np.int64)
+        for block in self.corpus.blocks():
+            ids, counts = tokenizer._encode_coefficients(block, None)
+            uses += np.bincount(ids, minlength=len(uses))
+            lengths.append(counts)
+        return np.concatenate(lengths), uses
+
+
+class FastTokenizer:
+    """The FAST action tokenizer.
+
+    Attributes:
+        vocabulary: what the ids mean.
+        scale: multiplier of the coefficients, one number or one per dimension.
+        time_horizon, action_dim: shape [H, D] of a chunk; None only in published tokenizers that take any.
+        normalizer: what the actions were normalised with, when known.
+        coefficient_range: the smallest and largest coefficient of the fit, when known.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        scale: float | Sequence[float] = 10.0,
+        time_horizon: int | None = None,
+        action_dim: int | None = None,
+        normalizer: Normalizer | None = None,
+        coefficient_range: tuple[int, int] | None = None,
+    ) -> None:
+        """Join a vocabulary with its settings; `fit` and `from_pretrained` are the usual ways.
+
+        Raises:
+            TokenizerError: settings that contradict each other.
+        """
+        for name, value in (("time_horizon", time_horizon), ("action_dim", action_dim)):
+            if value is not None and value < 1:
+                raise TokenizerError(f"{name} must be at least 1, got {value}")
+        if normalizer is not None and action_dim is not None and normalizer.size != action_dim:
+            raise TokenizerError(
+                f"the normaliser has {normalizer.size} dimensions, the tokenizer {action_dim}: they belong to "
+                "different data"
+            )
+        self.vocabulary = vocabulary
+        self.scale = _checked_scale(scale, action_dim)
+        self.time_horizon = time_horizon
+        self.action_dim = action_dim
+        self.normalizer = normalizer
+        self.coefficient_range = coefficient_range
+
+    # --- fit --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def fit(
+        cls,
+        chunks: Any,
+        *,
+        scale: float | Sequence[float] = 10.0,
+        vocab_size: int = 1024,
+        symbol_format: SymbolFormat = "plain",
+        headroom: float = 0.25,
+        normalizer: Normalizer | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> FastTokenizer:
+        """Learn a vocabulary from normalised action chunks.
+
+        Args:
+            chunks: [N, H, D], numpy or torch, any numeric dtype; actions normalised to about [-1, 1].
+            scale: finer for larger values (and more tokens); one number or one per dimension.
+            vocab_size: ids at most; fewer when no pair of symbols is left that occurs twice.
+            symbol_format: "plain", or "reference" for the byte-level format of published tokenizers.
+            headroom: how far beyond the largest coefficient seen the plain alphabet reaches, as a share of it; never
+                more than a quarter of the free ids. The reference format has none.
+            normalizer: what made the chunks; kept and saved with the tokenizer.
+            num_threads: None means all processors. The result does not depend on it.
+            progress: called with 1 after each merge.
+
+        Raises:
+            TokenizerError: no chunks, another shape, values that are not finite, more symbols than `vocab_size` (the
+                message names the dimensions, and what would fit).
+        """
+        array = as_numbers(chunks, "action chunks")
+        if array.ndim != 3:
+            raise TokenizerError(f"fit needs chunks of shape [N, H, D], got {list(array.shape)}")
+        fitter = TokenizerFitter(array.shape[1], array.shape[2], scale=scale)
+        for begin in range(0, len(array), 4096):
+            fitter.add(array[begin : begin + 4096], num_threads=num_threads)
+        return fitter.finish(
+            vocab_size=vocab_size,
+            symbol_format=symbol_format,
+            headroom=headroom,
+            normalizer=normalizer,
+            num_threads=num_threads,
+            progress=progress,
+        )
+
+    # --- properties -------------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids; they are 0 .. vocab_size - 1."""
+        return self.vocabulary.size
+
+    @property
+    def min_token(self) -> int:
+        """The coefficient of code point 0."""
+        return self.vocabulary.min_token
+
+    @property
+    def symbol_format(self) -> SymbolFormat:
+        """ "plain" or "reference"."""
+        return self.vocabulary.symbol_format
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of everything that decides which ids a chunk gets and what they decode to."""
+        content = {"config": self._config(), "tokenizer": self.vocabulary.to_json()}
+        if self.normalizer is not None:
+            content["normalizer"] = self.normalizer.to_json()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __repr__(self) -> str:
+        return (
+            f"FastTokenizer(vocab_size={self.vocab_size}, scale={self.scale}, time_horizon={self.time_horizon}, "
+            f"action_dim={self.action_dim}, symbol_format={self.symbol_format!r})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FastTokenizer) and self.fingerprint == other.fingerprint
+
+    __hash__ = None  # type: ignore[assignment]
+
+    # --- encode -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def encode(
+        self, chunks: Any, *, return_info: Literal[False] = False, num_threads: int | None = None
+    ) -> list[list[int]]: ...
+
+    @overload
+    def encode(
+        self, chunks: Any, *, return_info: Literal[True], num_threads: int | None = None
+    ) -> tuple[list[list[int]], EncodeInfo]: ...
+
+    def encode(
+        self, chunks: Any, *, return_info: bool = False, num_threads: int | None = None
+    ) -> list[list[int]] | tuple[list[list[int]], EncodeInfo]:
+        """Token ids of normalised chunks.
+
+        Args:
+            chunks: [N, H, D] or one chunk [H, D]; numpy or torch, any numeric dtype.
+            return_info: also return an `EncodeInfo`.
+            num_threads: None means all processors.
+
+        Returns:
+            N lists of ids (one list in a list for a single chunk), and the info if asked for. Coefficients that the
+            vocabulary cannot express are clipped to the nearest that it can; they are counted in the info.
+
+        Raises:
+            TokenizerError: another shape than the tokenizer's, values that are not finite or no normalised actions.
+        """
+        flat, lengths, info = self._encode(chunks, num_threads)
+        values = flat.tolist()
+        ends = np.cumsum(lengths).tolist()
+        rows = [values[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+        return (rows, info) if return_info else rows
+
+    def __call__(self, chunks: Any) -> list[list[int]]:
+        """`encode`, so that the object is used like a Hugging Face processor."""
+        return self.encode(chunks)
+
+    def encode_padded(self, chunks: Any, *, num_threads: int | None = None) -> tuple[IntArray, IntArray]:
+        """Token ids as arrays: ids int32 [N, T] with -1 after the end of each row, and lengths int32 [N].
+
+        T is the longest row's length. Arguments and errors as in `encode`.
+        """
+        flat, lengths, _ = self._encode(chunks, num_threads)
+        longest = int(lengths.max(initial=0))
+        ids = np.full((len(lengths), longest), -1, np.int32)
+        ids[np.arange(longest) < lengths[:, None]] = flat
+        return ids, lengths
+
+    def _encode(self, chunks: Any, num_threads: int | None) -> tuple[IntArray, IntArray, EncodeInfo]:
+        values = _as_chunks(chunks, (self.time_horizon, self.action_dim))
+        scales = _scales(self.scale, values.shape[2])
+        low, high = self.vocabulary.low, self.vocabulary.high
+        coefficients, saturations = _quantize(values, scales, low, high, self._value_limit(scales), num_threads)
+        self.vocabulary.clip_holes(coefficients, saturations)
+        flat, lengths = self._encode_coefficients(coefficients, num_threads)
+        return flat, lengths, EncodeInfo(saturations, lengths)
+
+    def _encode_coefficients(self, coefficients: IntArray, num_threads: int | None) -> tuple[IntArray, IntArray]:
+        """Coefficients int32 [N, H*D] -> all ids one after the other, and the number of each row."""
+        lengths = np.zeros(len(coefficients), np.int32)
+        pieces: dict[int, IntArray] = {}
+
+        def work(begin: int, end: int) -> None:
+            ids, counts = self.vocabulary.encode(coefficients[begin:end])
+            lengths[begin:end] = counts
+            pieces[begin] = ids[np.arange(ids.shape[1]) < counts[:, None]]
+
+        run_rows(work, len(coefficients), num_threads=num_threads, piece=_ROWS_PER_PIECE)
+        flat = np.concatenate([pieces[begin] for begin in sorted(pieces)]) if pieces else np.empty(0, np.int32)
+        return flat, lengths
+
+    def _value_limit(self, scales: FloatArray) -> float:
+        """Beyond which a value is taken for an action that nobody normalised, rather than clipped."""
+        seen = self.coefficient_range or (self.min_token, -self.min_token)
+        return max(_LARGEST_ORDINARY_VALUE, 2.0 * max(-seen[0], seen[1]) / float(scales.min()))
+
+    # --- decode -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def decode(
+        self,
+        ids: Any,
+        *,
+        time_horizon: int | None = None,
+        action_dim: int | None = None,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: Literal[False] = False,
+        num_threads: int | None = None,
+    ) -> FloatArray: ...
+
+    @overload
+    def decode(
+        self,
+        ids: Any,
+        *,
+        time_horizon: int | None = None,
+        action_dim: int | None = None,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: Literal[True],
+        num_threads: int | None = None,
+    ) -> tuple[FloatArray, DecodeInfo]: ...
+
+    def decode(
+        self,
+        ids: Any,
+        *,
+        time_horizon: int | None = None,
+        action_dim: int | None = None,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: bool = False,
+        num_threads: int | None = None,
+    ) -> FloatArray | tuple[FloatArray, DecodeInfo]:
+        """Normalised chunks from token ids. Nothing of an earlier call is remembered.
+
+        Args:
+            ids: a list of id lists; one flat list of ids; an array [N, T] or [T]; or (ids [N, T], lengths [N]) as
+                `encode_padded` gives them. numpy or torch.
+            time_horizon, action_dim: H and D, for a tokenizer that is not bound to its own.
+            on_error: what to do with a row that does not hold exactly H*D coefficients. "raise" (default); "pad":
+                missing coefficients become 0 and surplus ones are dropped; "hold": every step of the row is `hold`.
+            hold: normalised action [D], or one per row [N, D], that "hold" repeats: where the robot is now.
+            return_info: also return a `DecodeInfo`, which says which rows were invalid, and why.
+            num_threads: None means all processors.
+
+        Returns:
+            float32 [N, H, D], or [H, D] for one flat list; and the info if asked for.
+
+        Raises:
+            TokenizerError: invalid rows with "raise" (names the row and both counts), no or contradicting H and D.
+        """
+        horizon = _resolve("time_horizon", self.time_horizon, time_horizon)
+        size = _resolve("action_dim", self.action_dim, action_dim)
+        if on_error not in ("raise", "pad", "hold"):
+            raise UsageError(f"on_error must be 'raise', 'pad' or 'hold', not {on_error!r}")
+        if (on_error == "hold") != (hold is not None):
+            raise UsageError("on_error='hold' and hold=, the action to repeat, go together")
+        flat, offsets, single = _as_rows_of_ids(ids)
+        rows, length = len(offsets) - 1, horizon * size
+        values = np.empty((rows, horizon, size), np.float32)
+        problems: list[str | None] = [None] * rows
+        scales = _scales(self.scale, size)
+
+        def work(begin: int, end: int) -> None:
+            decoded = self.vocabulary.decode(flat, offsets[begin : end + 1], length)
+            for n in np.flatnonzero(
+                (decoded.counts != length) | (decoded.bad_id >= 0) | (decoded.broken >= 0)
+            ).tolist():
+                row = flat[offsets[begin + n] : offsets[begin + n + 1]]
+                problems[begin + n] = _problem(decoded, n, row, length, self.vocab_size)
+            dequantize_rows(decoded.coefficients, dct_matrix(horizon), scales, values[begin:end])
+
+        run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
+        info = DecodeInfo(np.array([problem is None for problem in problems], bool), tuple(problems))
+        if info.invalid_count:
+            self._handle_invalid(values, info, on_error, hold)
+        result = values[0] if single else values
+        return (result, info) if return_info else result
+
+    @staticmethod
+    def _handle_invalid(values: FloatArray, info: DecodeInfo, on_error: OnError, hold: Any) -> None:
+        invalid = np.flatnonzero(~info.valid)
+        if on_error == "raise":
+            more = f" (and {len(invalid) - 1} more rows of {len(values)})" if len(invalid) > 1 else ""
+            raise TokenizerError(
+                f"row {invalid[0]}: {info.problems[invalid[0]]}{more}; on_error='pad' or 'hold' decodes such rows too"
+            )
+        if on_error == "hold":
+            actions = as_numbers(hold, "hold").astype(np.float32)
+            if actions.shape not in ((values.shape[2],), (len(values), values.shape[2])):
+                raise TokenizerError(
+                    f"hold has shape {list(actions.shape)}; needed is [{values.shape[2]}] or "
+                    f"[{len(values)}, {values.shape[2]}]"
+                )
+            held = np.broadcast_to(actions, (len(values), values.shape[2]))
+            values[invalid] = held[invalid][:, None, :]
+
+    # --- save and load ----------------------------------------------------------------------------------------------
+
+    def _config(self) -> dict[str, Any]:
+        config = layout.config(
+            symbol_format=self.symbol_format,
+            scale=self.scale,
+            vocab_size=self.vocab_size,
+            min_token=self.min_token,
+            time_horizon=self.time_horizon,
+            action_dim=self.action_dim,
+        )
+        config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
+        return config
+
+    def save_pretrained(
+        self,
+        directory: str | Path,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        token_uses: Sequence[int] | LongArray | None = None,
+    ) -> None:
+        """Write the tokenizer's directory, which loads here, in AutoProcessor and in lerobot.
+
+        The files appear all at once or not at all. Other files in an existing directory stay.
+
+        Args:
+            directory: made if missing.
+            metadata: content of metadata.json; without it an existing metadata.json is removed, as it describes
+                another tokenizer.
+            token_uses: how often each id occurs in the fitted chunks, for vocabulary.txt.
+
+        Raises:
+            OSError: the files cannot be written; what was there before is unharmed.
+        """
+        target = Path(directory).expanduser()
+        if (target.is_symlink() or target.exists()) and not target.is_dir():
+            raise NotADirectoryError(f"{target} exists and is no directory")
+        finish_interrupted_swap(target)
+        temporary = temporary_sibling(target)
+        try:
+            _keep_other_files(target, temporary)
+            self._write_files(temporary, metadata, token_uses)
+            install_directory(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+    def _write_files(
+        self, folder: Path, metadata: Mapping[str, Any] | None, token_uses: Sequence[int] | LongArray | None
+    ) -> None:
+        bpe = folder / layout.BPE_FOLDER
+        bpe.mkdir(exist_ok=True)
+        processor = layout.processor_config(
+            self.scale, self.vocab_size, self.min_token, self.time_horizon, self.action_dim
+        )
+        _write_json(folder / layout.PROCESSOR_CONFIG, processor)
+        _write_json(folder / layout.CONFIG, self._config())
+        _write_json(folder / layout.PREPROCESSOR_CONFIG, layout.preprocessor_config())
+        for place in (folder, bpe):
+            _write_json(place / layout.TOKENIZER, self.vocabulary.to_json(), sort_keys=False)
+            _write_json(place / layout.TOKENIZER_CONFIG, layout.tokenizer_config())
+        shutil.copyfile(layout.PROCESSING_SOURCE, folder / layout.PROCESSING_SOURCE.name)
+        if self.normalizer is not None:
+            _write_json(folder / NORMALIZER, self.normalizer.to_json())
+        if metadata is not None:
+            _write_json(folder / METADATA, metadata, sort_keys=False)
+        (folder / VOCABULARY_TEXT).write_text(self._vocabulary_text(token_uses), encoding="utf-8")
+
+    def _vocabulary_text(self, token_uses: Sequence[int] | LongArray | None) -> str:
+        """One line for each id: its number, how often it is used, what it stands for."""
+        unit = "coefficients" if self.symbol_format == "plain" else "bytes (UTF-8 of coefficient - min_token)"
+        lines = [f"# id\tcount\t{unit}"]
+        for i, expansion in enumerate(self.vocabulary.expansions):
+            count = "?" if token_uses is None else str(int(token_uses[i]))
+            lines.append(f"{i}\t{count}\t{_runs_text(expansion)}")
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory_or_hub_id: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> FastTokenizer:
+        """Load what `save_pretrained` wrote, or a published tokenizer (root or ``bpe_tokenizer/`` layout).
+
+        No code of the directory is run. A local directory is never looked up on the hub.
+
+        Raises:
+            TokenizerError: missing, damaged or contradicting files (named).
+            HubError: nothing of that name on the hub, access refused, or offline.
+        """
+        folder = Path(directory_or_hub_id).expanduser()
+        finish_interrupted_swap(folder)
+        if not folder.is_dir():
+            text = str(directory_or_hub_id)
+            if isinstance(directory_or_hub_id, Path) or text.startswith((".", "/", "~")) or text.count("/") != 1:
+                raise TokenizerError(f"{folder} is no directory, and no hub id of the form owner/name")
+            folder = download_snapshot(
+                text,
+                repo_type="model",
+                allow_patterns=["*.json", f"{layout.BPE_FOLDER}/*.json"],
+                searched=f"the directory {folder.absolute()}",
+                local_advice="pass a local directory",
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
+        return cls._from_directory(folder)
+
+    @classmethod
+    def _from_directory(cls, folder: Path) -> FastTokenizer:
+        settings = _read_json(folder / layout.PROCESSOR_CONFIG)
+        if "min_token" not in settings or "scale" not in settings:
+            raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG} lacks min_token or scale: no FAST tokenizer")
+        order = settings.get("order", "frequency")
+        if order != "frequency":
+            raise TokenizerError(
+                f"{folder / layout.PROCESSOR_CONFIG}: flatten order {order!r} is not known; update pi0-fast"
+            )
+        vocabulary = Vocabulary.from_json(
+            _tokenizer_json(folder), min_token=_whole(settings["min_token"], "min_token", folder), where=str(folder)
+        )
+        if "vocab_size" in settings and settings["vocab_size"] < vocabulary.size:
+            raise TokenizerError(
+                f"{folder / layout.PROCESSOR_CONFIG} says vocab_size {settings['vocab_size']}, but the vocabulary has "
+                f"{vocabulary.size} ids"
+            )
+        own = _read_json(folder / layout.CONFIG) if (folder / layout.CONFIG).is_file() else {}
+        seen = own.get("coefficient_range")
+        normalizer = folder / NORMALIZER
+        return cls(
+            vocabulary,
+            scale=settings["scale"],
+            time_horizon=settings.get("time_horizon"),
+            action_dim=settings.get("action_dim"),
+            normalizer=Normalizer.from_json(_read_json(normalizer)) if normalizer.is_file() else None,
+            coefficient_range=None if seen is None else (int(seen[0]), int(seen[1])),
+        )
+
+
+# --- input and output -------------------------------------------------------------------------------------------------
+
+
+def _mode_hint(normalizer: Normalizer | None) -> str:
+    return "" if normalizer is None else f"; they are normalised with {normalizer.mode}"
+
+
+def _checked_scale(scale: float | Sequence[float], action_dim: int | None) -> float | list[float]:
+    array = np.asarray(scale, np.float64)
+    if array.ndim > 1 or array.size == 0 or not np.isfinite(array).all() or not (array > 0).all():
+        raise TokenizerError(f"scale must be a positive number, or one per dimension; got {scale!r}")
+    if array.ndim == 1 and action_dim is not None and len(array) != action_dim:
+        raise TokenizerError(f"scale has {len(array)} values for {action_dim} dimensions")
+    return float(array) if array.ndim == 0 else [float(value) for value in array]
+
+
+def _scales(scale: float | list[float], action_dim: int) -> FloatArray:
+    scales = np.asarray(scale, np.float32)
+    if scales.ndim == 1 and len(scales) != action_dim:
+        raise TokenizerError(f"scale has {len(scales)} values, chunks have {action_dim} dimensions")
+    return np.ascontiguousarray(np.broadcast_to(scales, (action_dim,)))
+
+
+def _as_chunks(chunks: Any, shape: tuple[int | None, int | None]) -> FloatArray:
+    """Any numeric layout as C-contiguous float32 [N, H, D]; one chunk [H, D] becomes N = 1."""
+    array = as_numbers(chunks, "action chunks")
+    horizon, size = shape
+    wanted = f"[N, {horizon or 'H'}, {size or 'D'}] or one chunk [{horizon or 'H'}, {size or 'D'}]"
+    if array.ndim == 1 and array.size == 0:
+        array = array.reshape(0, horizon or 1, size or 1)  # an empty list holds no chunks, whatever their shape
+    if array.ndim == 2:
+        array = array[None]
+    if array.ndim != 3:
+        raise TokenizerError(f"action chunks have shape {list(array.shape)}; needed is {wanted}")
+    if horizon not in (None, array.shape[1]) or size not in (None, array.shape[2]) or 0 in array.shape[1:]:
+        raise TokenizerError(
+            f"action chunks have {array.shape[1]} steps and {array.shape[2]} dimensions; needed is {wanted}"
+        )
+    if array.shape[1] * array.shape[2] > MAX_VOCABULARY:
+        raise TokenizerError(f"chunks of {list(array.shape[1:])} exceed {MAX_VOCABULARY} coefficients")
+    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused below
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _quantize(
+    values: FloatArray, scales: FloatArray, low: int, high: int, value_limit: float, num_threads: int | None
+) -> tuple[IntArray, IntArray]:
+    """Chunks -> clipped coefficients int32 [N, H*D] and saturations int32 [N]; raises on values that are no actions."""
+    rows, horizon, size = values.shape
+    coefficients = np.empty((rows, horizon * size), np.int32)
+    saturations = np.empty(rows, np.int32)
+    bad = np.empty(rows, np.int64)
+    matrix = dct_matrix(horizon)
+
+    def work(begin: int, end: int) -> None:
+        part = slice(begin, end)
+        quantize_rows(
+            values[part], matrix, scales, low, high, np.float32(value_limit),
+            coefficients[part], saturations[part], bad[part],
+        )  # fmt: skip
+
+    run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
+    wrong = np.flatnonzero(bad >= 0)
+    if len(wrong):
+        row = int(wrong[0])
+        step, dim = divmod(int(bad[row]), size)
+        value = float(values[row, step, dim])
+        what = (
+            f"is {value:g}: no normalised action (more than {value_limit:g}); normalise actions to about [-1, 1] first"
+            if np.isfinite(value)
+            else f"is {value}: repair or leave out that recording"
+        )
+        raise TokenizerError(f"the action in row {row}, step {step}, dimension {dim} {what}")
+    return coefficients, saturations
+
+
+def _resolve(name: str, own: int | None, asked: int | None) -> int:
+    if own is None and asked is None:
+        raise TokenizerError(f"this tokenizer is not bound to a {name}: pass decode(ids, {name}=...)")
+    if own is not None and asked is not None and own != asked:
+        raise TokenizerError(f"{name}={asked} contradicts the tokenizer, which was fitted with {name}={own}")
+    found = asked if own is None else own
+    assert found is not None
+    if found < 1:
+        raise TokenizerError(f"{name} must be at least 1, got {found}")
+    return found
+
+
+def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, bool]:
+    """Every accepted form as (flat int32, offsets int64 [N + 1], whether it was one flat row)."""
+    if isinstance(ids, tuple) and len(ids) == 2 and getattr(ids[0], "ndim", 0) == 2:
+        array = _whole_ids(as_numbers(ids[0], "ids"))
+        lengths = _whole_ids(as_numbers(ids[1], "lengths")).astype(np.int64)
+        if lengths.shape != (len(array),) or (lengths < 0).any() or (lengths > array.shape[1]).any():
+            raise TokenizerError(f"lengths of shape {list(lengths.shape)} do not fit ids of shape {list(array.shape)}")
+        flat = array[np.arange(array.shape[1]) < lengths[:, None]]
+        return flat, np.concatenate([[0], np.cumsum(lengths)]), False
+    if hasattr(ids, "ndim"):
+        array = _whole_ids(as_numbers(ids, "ids"))
+        if array.ndim == 1:
+            return array, np.array([0, len(array)]), True
+        if array.ndim != 2:
+            raise TokenizerError(f"ids have shape {list(array.shape)}; needed is [N, T] or [T]")
+        return array.reshape(-1), np.arange(len(array) + 1, dtype=np.int64) * array.shape[1], False
+    rows = list(ids)
+    single = bool(rows) and np.ndim(rows[0]) == 0
+    parts = [_whole_ids(as_numbers(row, f"ids of row {n}")) for n, row in enumerate([rows] if single else rows)]
+    if any(part.ndim != 1 for part in parts):
+        raise TokenizerError("ids must be a list of lists of ids, or one flat list")
+    flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
+    return flat, np.concatenate([[0], np.cumsum([len(part) for part in parts], dtype=np.int64)]), single
+
+
+def _whole_ids(array: npt.NDArray[Any]) -> IntArray:
+    if array.size and array.dtype.kind not in "iu":
+        raise TokenizerError(f"ids must be whole numbers, got an array of dtype {array.dtype}")
+    # Ids beyond 32 bits stay outside every vocabulary, and are reported as such.
+    clipped: IntArray = np.clip(array, -1, np.iinfo(np.int32).max).astype(np.int32)
+    return clipped
+
+
+def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: int) -> str:
+    if decoded.bad_id[n] >= 0:
+        position = int(decoded.bad_id[n])
+        return f"id {row[position]} at position {position} is outside the vocabulary 0 to {vocab_size - 1}"
+    if decoded.broken[n] >= 0:
+        return f"the ids break off inside coefficient {decoded.broken[n]} of {length}"
+    return f"the {len(row)} ids hold {decoded.counts[n]} coefficients, a chunk needs {length}"
+
+
+def _runs_text(expansion: Iterable[int]) -> str:
+    """``3 0*12 -1`` for 3, twelve zeros, -1."""
+    runs: list[list[int]] = []
+    for value in expansion:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return " ".join(str(value) if times == 1 else f"{value}*{times}" for value, times in runs)
+
+
+def _write_json(path: Path, content: Mapping[str, Any], *, sort_keys: bool = True) -> None:
+    text = json.dumps(content, indent=2, sort_keys=sort_keys, ensure_ascii=True, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TokenizerError(f"{path} is missing: {path.parent} holds no FAST tokenizer") from None
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} holds no JSON object")
+    return content
+
+
+def _tokenizer_json(folder: Path) -> dict[str, Any]:
+    places = [folder / layout.TOKENIZER, folder / layout.BPE_FOLDER / layout.TOKENIZER]
+    found = [place for place in places if place.is_file()]
+    if not found:
+        raise TokenizerError(f"{folder} holds neither {layout.TOKENIZER} nor {layout.BPE_FOLDER}/{layout.TOKENIZER}")
+    contents = [_read_json(place) for place in found]
+    if len(contents) == 2 and contents[0].get("model") != contents[1].get("model"):
+        raise TokenizerError(f"{found[0]} and {found[1]} hold different vocabularies")
+    return contents[0]
+
+
+def _whole(value: Any, name: str, folder: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG}: {name} must be a whole number, not {value!r}")
+    return value
+
+
+def _keep_other_files(target: Path, temporary: Path) -> None:
+    """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
+    if not target.is_dir():
+        return
+    ours = {name.split("/")[0] for name in layout.FILE_NAMES} | {NORMALIZER, METADATA, VOCABULARY_TEXT}
+    for entry in target.iterdir():
+        if entry.name in ours:
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, temporary / entry.name, symlinks=True, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(str(entry), str(temporary / entry.name))
+
+
+def _link_or_copy(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, destination, follow_symlinks=False)
