@@ -28,6 +28,8 @@ from transformers.processing_utils import ProcessorMixin
 
 #: Coefficients are written with code points below this one; surrogates are no characters.
 _FIRST_SURROGATE = 0xD800
+#: Normalised actions are about [-1, 1]; anything beyond this is no normalised action, whatever the tokenizer.
+_LARGEST_ORDINARY_VALUE = 100.0
 _TOKENIZER_CONFIG = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast"}
 
 
@@ -65,8 +67,8 @@ def _as_float32(chunks: Any) -> np.ndarray:
     array = np.asarray(chunks)
     if array.dtype.kind not in "fiu":
         raise ValueError(f"action chunks must be numbers, not {array.dtype}")
-    if array.ndim not in (2, 3) or array.size == 0:
-        raise ValueError(f"chunks must be [N, H, D] or one [H, D] and not empty, not {list(array.shape)}")
+    if array.ndim not in (2, 3) or 0 in array.shape[-2:]:
+        raise ValueError(f"action chunks have shape {list(array.shape)}; needed is [N, H, D] or one chunk [H, D]")
     array = array[None] if array.ndim == 2 else array
     with np.errstate(over="ignore"):  # what does not fit becomes infinite, and is reported
         return array.astype(np.float32)
@@ -77,14 +79,18 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Number) or getattr(value, "ndim", None) == 0
 
 
-def _as_id_rows(ids: Any) -> list[list[int]]:
-    """Token ids as a list of rows; one flat row becomes a list of one. numpy, torch or lists."""
-    if hasattr(ids, "tolist"):
-        ids = ids.tolist()
-    if not isinstance(ids, Sequence) or isinstance(ids, str) or len(ids) == 0:
-        raise ValueError(f"token ids must be a list of rows or one row, and not empty, not {ids!r}")
-    rows = [ids] if _is_number(ids[0]) else ids
-    return [[index(i) for i in (row.tolist() if hasattr(row, "tolist") else row)] for row in rows]
+def _as_id_rows(ids: Any) -> tuple[list[list[int]], bool]:
+    """Token ids (numpy, torch or lists) as a list of rows, and whether they were one flat row."""
+    single = getattr(ids, "ndim", None) == 1
+    ids = ids.tolist() if hasattr(ids, "tolist") else ids
+    if not isinstance(ids, Sequence) or isinstance(ids, str):
+        raise ValueError(f"token ids must be a list of id lists or one flat list, not {ids!r}")
+    single = single or (len(ids) > 0 and _is_number(ids[0]))
+    rows = [ids] if single else ids
+    try:
+        return [[index(i) for i in (row.tolist() if hasattr(row, "tolist") else row)] for row in rows], single
+    except TypeError as error:
+        raise ValueError(f"token ids must be a list of id lists or one flat list, of whole numbers: {error}") from error
 
 
 def _size(name: str, value: Any) -> int | None:
@@ -150,10 +156,12 @@ class UniversalActionProcessor(ProcessorMixin):
             N lists of ids. Coefficients without a symbol are clipped to the nearest that has one.
 
         Raises:
-            ValueError: wrong shape, values that are not finite (row and dimension are named).
+            ValueError: wrong shape, values that are not finite or no normalised actions (row and dimension are named).
         """
         values = _as_float32(chunks)
         self._check_shape(*values.shape[1:])
+        if len(values) == 0:
+            return []
         coefficients = self._quantize(values)
         symbols = self._clip(coefficients - self.min_token).reshape(len(values), -1)
         texts = [row.astype("<u4").tobytes().decode("utf-32-le") for row in symbols]
@@ -185,12 +193,12 @@ class UniversalActionProcessor(ProcessorMixin):
         horizon = self._resolve("time_horizon", self.time_horizon, time_horizon)
         size = self._resolve("action_dim", self.action_dim, action_dim)
         self._check_shape(horizon, size)
-        rows = _as_id_rows(token_ids)
-        wanted = horizon * size
-        coefficients = np.stack([self._row_coefficients(n, row, wanted) for n, row in enumerate(rows)])
-        levels = coefficients.reshape(-1, horizon, size) / self._factors
+        rows, single = _as_id_rows(token_ids)
+        levels = np.empty((len(rows), horizon, size))
+        for n, row in enumerate(rows):
+            levels[n] = self._row_coefficients(n, row, horizon * size).reshape(horizon, size) / self._factors
         values: np.ndarray = idct(levels, axis=1, norm="ortho").astype(np.float32)
-        return values[0] if _is_number(token_ids[0]) else values
+        return values[0] if single else values
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> list[str]:
         """Write the processor so that every supported transformers version can read it.
@@ -212,16 +220,18 @@ class UniversalActionProcessor(ProcessorMixin):
 
     def _quantize(self, values: np.ndarray) -> np.ndarray:
         """float32 [N, H, D] -> rounded coefficients, float32 [N, H, D], not clipped."""
-        with np.errstate(over="ignore", invalid="ignore"):  # overflow is reported below
-            coefficients: np.ndarray = dct(values, axis=1, norm="ortho")
-        wrong = ~(np.isfinite(values) & np.isfinite(coefficients))
+        largest = np.abs(self._code_points[[0, -1]] + self.min_token).max()
+        limit = max(_LARGEST_ORDINARY_VALUE, 2.0 * largest / self._factors.min())
+        wrong = ~(np.abs(values) <= limit)  # true for NaN, too
         if wrong.any():
-            row, _, dimension = (int(i) for i in np.argwhere(wrong)[0])
+            row, step, dimension = (int(i) for i in np.argwhere(wrong)[0])
+            value = float(values[row, step, dimension])
             raise ValueError(
-                f"row {row}, dimension {dimension}: the action is NaN, infinite or too large to transform; "
-                "normalise actions to about [-1, 1] first"
+                f"the action in row {row}, step {step}, dimension {dimension} is {value:g}: no normalised action "
+                f"(they are finite, and {limit:g} at most); normalise actions to about [-1, 1] first"
             )
-        rounded: np.ndarray = np.rint(coefficients * self._factors.astype(np.float32))
+        coefficients = dct(values, axis=1, norm="ortho") * self._factors.astype(np.float32)
+        rounded: np.ndarray = np.rint(coefficients)
         return rounded
 
     def _clip(self, points: np.ndarray) -> np.ndarray:
@@ -243,7 +253,7 @@ class UniversalActionProcessor(ProcessorMixin):
             whole = text.index("\ufffd")
             raise ValueError(f"row {n}: the ids break off inside coefficient {whole} of {expected}")
         if len(text) != expected:
-            raise ValueError(f"row {n}: the ids hold {len(text)} coefficients, a chunk needs {expected}")
+            raise ValueError(f"row {n}: the {len(row)} ids hold {len(text)} coefficients, a chunk needs {expected}")
         return np.fromiter(map(ord, text), np.int64, expected) + self.min_token
 
     def _check_shape(self, horizon: int, size: int) -> None:
