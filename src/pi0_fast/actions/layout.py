@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-SymbolFormat = Literal["plain", "reference"]
+from pi0_fast.actions.vocabulary import SymbolFormat
+
 Order = Literal["frequency"]
 
 #: Version of the layout and of the keys in config.json; raised when older readers would misread a directory.
