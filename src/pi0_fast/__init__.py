@@ -21,7 +21,7 @@ _HOMES = {
     "train_tokenizer": "pi0_fast.fitting",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

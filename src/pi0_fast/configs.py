@@ -117,10 +117,11 @@ class TokenizerTrainingConfig:
         group=_TOKENIZER,
         help="plain: each coefficient is one BPE symbol; reference: the byte-level format of published tokenizers.",
     )
-    headroom: float = option(
-        0.25,
+    headroom: float | None = option(
+        None,
         group=_TOKENIZER,
         help="Share by which the plain format's range of coefficients is widened beyond those seen in the fit.",
+        shown="0.25; the reference format has none",
     )
 
     output_dir: str | None = option(
@@ -174,8 +175,11 @@ class TokenizerTrainingConfig:
             raise UsageError(f"--sample_fraction must be above 0 and at most 1, not {self.sample_fraction}")
         if not 0 <= _number("val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
-        if _number("headroom", self.headroom) < 0:
-            raise UsageError(f"--headroom must be at least 0, not {self.headroom}")
+        if self.headroom is not None:
+            if _number("headroom", self.headroom) < 0:
+                raise UsageError(f"--headroom must be at least 0, not {self.headroom}")
+            if self.symbol_format == "reference":
+                raise UsageError("--headroom has no effect with --symbol_format reference, whose alphabet is the fit's")
         self._validate_scale()
         _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
         _choice("symbol_format", self.symbol_format, SYMBOL_FORMATS)

@@ -468,10 +468,8 @@ def help_text(config_class: type[Any], program: str, summary: str) -> str:
 
 
 def _explanation(flag: Flag) -> str:
-    if flag.default is MISSING:
-        state = "(required)"
-    else:
-        state = f"(default: {flag.shown or _shown_default(flag.default)})"
+    known = flag.default is not MISSING
+    state = f"(default: {flag.shown or _shown_default(flag.default)})" if known else "(required)"
     spelt = f" Also spelt {', '.join('--' + alias for alias in flag.aliases)}." if flag.aliases else ""
     return f"{flag.help}{spelt} {state}".strip()
 

@@ -236,8 +236,8 @@ def _encode_rows(  # type: ignore[no-untyped-def]
     """Base ids int32 [N, L], of which `lengths` [N] count, -> ids in `out` int32 [N, L] and `out_lengths`.
 
     A row is a linked list of runs (token, repetitions): most of a chunk is zeros, and halving a run is one step. A key
-    holds, for a run, the lowest rank that begins in it, and where it starts, so that the smallest key is the next merge:
-    lowest rank first, then leftmost. Looking through all keys is a few vector instructions, cheaper than a heap.
+    holds, for a run, the lowest rank that begins in it, and where it starts, so that the smallest key is the next
+    merge: lowest rank first, then leftmost. Looking through all keys is a few vector instructions, cheaper than a heap.
     """
     size = 2 * rows.shape[1] + 2
     runs = np.empty((5, size), np.int32)
@@ -354,7 +354,7 @@ def expand_rows(
 
     Returns:
         The values int32 [N, limit] (0 beyond a row's end); how many each row would have had, int64 [N]; and the
-        position in the row of the first id outside the vocabulary, where expansion stops, int64 [N] (-1 if there is none).
+        position in the row of the first id outside the vocabulary, where expansion stops, int64 [N] (-1: none).
     """
     rows = len(offsets) - 1
     out = np.empty((rows, limit), np.int32)

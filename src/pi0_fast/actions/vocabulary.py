@@ -28,6 +28,8 @@ LongArray = npt.NDArray[np.int64]
 
 #: Training stops at pairs rarer than this, as in the published fit.
 MIN_FREQUENCY = 2
+#: Recordings to come reach further than those seen, but every symbol kept ready costs a merge.
+DEFAULT_HEADROOM = 0.25
 
 
 @dataclass(frozen=True)
@@ -170,7 +172,7 @@ class Vocabulary:
         *,
         vocab_size: int,
         symbol_format: SymbolFormat = "plain",
-        headroom: float = 0.25,
+        headroom: float | None = None,
         num_threads: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Vocabulary:
@@ -181,8 +183,8 @@ class Vocabulary:
             vocab_size: ids at most.
             symbol_format: see the module.
             headroom: the plain format's symbols reach this much further than the largest coefficient seen, on both
-                sides, but never take more than a quarter of the free ids. The reference format has none, like the
-                published fit.
+                sides (None: `DEFAULT_HEADROOM`), but never take more than a quarter of the free ids.
+                The reference format has none, like the published fit.
             num_threads: None means all processors; the result does not depend on it.
             progress: called with 1 after each merge.
 
@@ -196,7 +198,7 @@ class Vocabulary:
                 f"the coefficients {low} to {high} need {span} symbols, but vocab_size is {vocab_size}"
             )
         if symbol_format == "plain":
-            extra = int(np.ceil(headroom * max(-low, high)))
+            extra = int(np.ceil((DEFAULT_HEADROOM if headroom is None else headroom) * max(-low, high)))
             extra = min(extra, (vocab_size - span) // 8)
             low, span = low - extra, span + 2 * extra
             if span > FIRST_SURROGATE:

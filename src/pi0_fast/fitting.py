@@ -1,0 +1,350 @@
+"""From a LeRobot dataset to a saved FAST tokenizer: the work of `pi0-fast train-tokenizer`.
+
+Reads the dataset episode by episode (several times rather than all at once), so that memory does not grow with it:
+statistics, then the fit on sampled chunks of the training episodes, then the errors on held-out episodes. Left out: the
+parts themselves (data/, actions/), reports with pictures, and pushing to the hub.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast import __version__
+from pi0_fast.actions.chunks import (
+    ActionSelection,
+    dim_ranges,
+    format_dims,
+    sample_starts,
+    split_episodes,
+    window_count,
+)
+from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.report import Distortion, DistortionMeter, token_statistics
+from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
+from pi0_fast.configs import TokenizerTrainingConfig
+from pi0_fast.data import LeRobotReader, open_dataset
+from pi0_fast.display import progress, say, warn
+from pi0_fast.types import DatasetError, Feature, UsageError
+
+Table = tuple[str, list[list[Any]], list[str]]
+
+#: A share of clipped frames above this is worth a warning.
+CLIPPED_FRAMES_WARNING = 0.05
+#: The error for which the table says which scale would reach it: a millimetre, for data in metres.
+TARGET_ERROR = 0.001
+#: Chunks handed to the tokenizer at a time, in numbers.
+_BLOCK_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class TokenizerTrainingResult:
+    """What a fit gave.
+
+    Attributes:
+        tokenizer: the fitted tokenizer, with its normaliser.
+        output_dir: where it was saved.
+        metadata: the content of metadata.json.
+        measured: rate and distortion on `measured_on`.
+        measured_on: "held-out episodes", or "fitted episodes" where none were held out.
+        seconds: how long everything took.
+    """
+
+    tokenizer: FastTokenizer
+    output_dir: Path
+    metadata: dict[str, Any]
+    measured: Distortion
+    measured_on: str
+    seconds: float
+
+    def tables(self) -> Iterator[Table]:
+        """(title, rows, headers) of the tables that the command prints at its end."""
+        measured, fitted = self.measured, self.metadata["compression_stats"]
+        held = measured.tokens
+        rows = [
+            ["chunks", self.metadata["num_training_chunks"], measured.chunks],
+            ["tokens per chunk, mean", fitted["mean_token_length"], held["mean_token_length"]],
+            ["tokens per chunk, 99th percentile", fitted["p99_token_length"], held["p99_token_length"]],
+            ["tokens per chunk, min", fitted["min_token_length"], held["min_token_length"]],
+            ["tokens per chunk, max", fitted["max_token_length"], held["max_token_length"]],
+            ["values per token (compression)", fitted["compression_ratio"], held["compression_ratio"]],
+            ["RMSE, normalised units", "", measured.normalized_rmse],
+            ["values clipped by the normaliser", "", f"{measured.clipped_values:.2%}"],
+            ["frames clipped by the normaliser", "", f"{measured.clipped_frames:.2%}"],
+            ["coefficients outside the vocabulary", "", measured.saturations],
+        ]
+        yield f"{self.tokenizer.vocab_size} tokens in {self.seconds:.1f} s", rows, ["", "fitted", self.measured_on]
+        normalizer = self.tokenizer.normalizer
+        assert normalizer is not None
+        names = normalizer.names or [""] * normalizer.size
+        scales = measured.scale_for(self.tokenizer.scale, TARGET_ERROR)
+        width = normalizer.high - normalizer.low
+        columns = (width, measured.rmse, measured.worst, measured.quantization_worst, measured.clipping_worst, scales)
+        per_dim = [
+            [dim, names[dim], *(f"{float(column[dim]):.3g}" for column in columns)] for dim in range(normalizer.size)
+        ]
+        headers = ["", "dimension", "range", "RMSE", "worst", "rounding", "clipping", "scale"]
+        title = (
+            f"Errors on {self.measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by clipping "
+            f"alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
+        )
+        yield title, per_dim, headers
+
+
+def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
+    """Fit a FAST tokenizer on a dataset, measure it on held-out episodes, and save it.
+
+    Args:
+        config: every setting; see `pi0-fast train-tokenizer --help`.
+
+    Raises:
+        UsageError: settings that are wrong or do not fit the data; the output directory exists (without `overwrite`).
+        DatasetError: the dataset is missing, damaged, or holds no episode as long as a chunk.
+        TokenizerError: no vocabulary of that size can express the data.
+    """
+    begun = time.monotonic()
+    config.validate()
+    _check_output(config)
+    fit = _Fit(config)
+    fit.announce()
+    normalizer = fit.normalizer()
+    for line in normalizer.guard_report():
+        warn(line)
+    fitter, tokenizer = fit.tokenizer(normalizer)
+    measured, measured_on = fit.measure(tokenizer, normalizer)
+    if measured.clipped_frames > CLIPPED_FRAMES_WARNING:
+        warn(
+            f"{measured.clipped_frames:.1%} of the frames of the {measured_on} have values outside the normaliser's "
+            f"range, which are cut off (largest error {measured.clipping_worst.max():.4g} in dimension "
+            f"{int(measured.clipping_worst.argmax())}); --normalization_mode MIN_MAX cuts nothing off"
+        )
+    lengths, uses = fitter.token_usage(tokenizer)
+    metadata = fit.metadata(tokenizer, lengths, measured if fit.held_out else None)
+    tokenizer.save_pretrained(config.output_path, metadata=metadata, token_uses=uses)
+    say(f"saved to {config.output_path}")
+    return TokenizerTrainingResult(
+        tokenizer, config.output_path, metadata, measured, measured_on, time.monotonic() - begun
+    )
+
+
+def _check_output(config: TokenizerTrainingConfig) -> None:
+    """Before hours of work: is there a place for the result?"""
+    path = config.output_path
+    if path.exists() and not path.is_dir():
+        raise UsageError(f"--output_dir {path} exists and is no directory")
+    if path.is_dir() and any(path.iterdir()) and not config.overwrite:
+        raise UsageError(f"--output_dir {path} exists; give another one, or --overwrite to replace the tokenizer in it")
+
+
+class _Fit:
+    """One run: the dataset, which of it is used, and the steps in order."""
+
+    def __init__(self, config: TokenizerTrainingConfig) -> None:
+        self.config = config
+        self.reader: LeRobotReader = open_dataset(
+            config.repo_id,
+            root=config.root,
+            revision=config.revision,
+            cache_dir=config.cache_dir,
+            local_files_only=config.local_files_only,
+        )
+        self.action = self._vector_feature(config.action_key)
+        self.keys = [config.action_key]
+        state_size = None
+        if config.use_delta_transform:
+            state_size = self._vector_feature(config.state_key).shape[0]
+            self.keys.append(config.state_key)
+        self.selection = ActionSelection.create(
+            self.action.shape[0],
+            encoded_dims=config.encoded_dims,
+            delta_dims=config.delta_dims if config.use_delta_transform else None,
+            delta_state_dims=config.delta_state_dims,
+            state_size=state_size,
+        )
+        if isinstance(config.scale, (list, tuple)) and len(config.scale) != self.selection.size:
+            raise UsageError(
+                f"--scale has {len(config.scale)} values for {self.selection.size} encoded dimensions "
+                f"({format_dims(self.selection.dims)})"
+            )
+        self.lengths = self._usable_episodes()
+        self.train, self.held_out = split_episodes(list(self.lengths), config.val_fraction, config.seed)
+
+    def _vector_feature(self, key: str) -> Feature:
+        feature = self.reader.feature(key)
+        if len(feature.shape) > 1:
+            raise DatasetError(f"column {key!r} has shape {list(feature.shape)}; needed is one vector per frame")
+        if len(feature.shape) == 0:
+            return Feature(feature.key, feature.dtype, (1,), feature.names)
+        return feature
+
+    def _usable_episodes(self) -> dict[int, int]:
+        """Episode index -> frames, of the episodes asked for that hold at least one chunk."""
+        horizon = self.config.action_horizon
+        asked = self.reader.episodes[: self.config.max_episodes]
+        usable = {episode.index: episode.length for episode in asked if episode.length >= horizon}
+        if not usable:
+            longest = max((episode.length for episode in asked), default=0)
+            raise DatasetError(
+                f"none of the {len(asked)} episodes has {horizon} frames (the longest has {longest}): "
+                f"take --action_horizon {longest} or less"
+                if longest
+                else f"the dataset {self.reader.root} holds no episodes"
+            )
+        if len(usable) < len(asked):
+            warn(
+                f"{len(asked) - len(usable)} of {len(asked)} episodes are shorter than --action_horizon {horizon} "
+                "and are left out"
+            )
+        return usable
+
+    @cached_property
+    def names(self) -> tuple[str, ...] | None:
+        """Names of the encoded dimensions, if the dataset gives them."""
+        names = self.action.names
+        return self.selection.encoded_names(names) if names and len(names) == self.selection.action_size else None
+
+    def _starts(self, index: int) -> npt.NDArray[np.int64]:
+        return sample_starts(
+            self.lengths[index],
+            self.config.action_horizon,
+            self.config.sample_fraction,
+            seed=self.config.seed,
+            episode_index=index,
+        )
+
+    def announce(self) -> None:
+        """Say what will be done."""
+        config, reader, selection = self.config, self.reader, self.selection
+        frames = sum(self.lengths.values())
+        chunks = sum(len(self._starts(index)) for index in self.train)
+        windows = sum(window_count(self.lengths[index], config.action_horizon) for index in self.train)
+        say(f"dataset        {config.repo_id} ({reader.version}) at {reader.root}")
+        counts = f"{len(self.train)} to fit, {len(self.held_out)} held out"
+        say(f"episodes       {counts}; {frames} frames at {reader.fps:g} Hz")
+        say(f"chunks         {chunks} of {windows} windows of {config.action_horizon} steps to fit")
+        named = "" if self.names is None else ": " + ", ".join(self.names)
+        say(f"dimensions     {format_dims(selection.dims)} of {selection.action_size}{named}")
+        if selection.is_delta:
+            pairs = zip(selection.delta_dims, selection.delta_state_dims, strict=True)
+            say(f"relative to    {config.state_key}: " + ", ".join(f"{a}-{s}" for a, s in pairs))
+        over = "deltas of all windows" if selection.is_delta else "frames"
+        say(f"normalisation  {config.normalization_mode}, statistics computed from the {over} of the fitted episodes")
+        say(f"vocabulary     {config.vocab_size} at most, {config.symbol_format} symbols, scale {config.scale}")
+
+    def _episodes(self, indices: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
+        """(index, actions [T, A], states [T, S] or None) of the given episodes."""
+        for episode in self.reader.iter_episodes(self.keys, indices):
+            states = episode.columns[self.config.state_key] if self.selection.is_delta else None
+            yield episode.index, episode.columns[self.config.action_key], states
+
+    def normalizer(self) -> Normalizer:
+        """The normaliser of the encoded values of the fitted episodes."""
+        horizon = self.config.action_horizon
+
+        def blocks() -> Iterator[npt.NDArray[np.float32]]:
+            for _, actions, states in self._episodes(self.train):
+                yield from self.selection.statistics_blocks(actions, states, horizon)
+
+        with progress("statistics", None, "rows read") as advance:
+            return Normalizer.fit(
+                blocks,
+                self.config.normalization_mode,
+                names=self.names,
+                selection=self.selection,
+                progress=advance,
+            )
+
+    def tokenizer(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer]:
+        """The tokenizer fitted on sampled chunks of the training episodes, and what it was fitted from."""
+        config = self.config
+        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale)
+        with progress("chunks", sum(len(self._starts(index)) for index in self.train), "chunks") as advance:
+            for chunks in self._chunks(self.train):
+                fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
+                advance(len(chunks))
+        with progress("vocabulary", None, "merges") as advance:
+            tokenizer = fitter.finish(
+                vocab_size=config.vocab_size,
+                symbol_format=config.symbol_format,  # type: ignore[arg-type]  # validated
+                headroom=config.headroom,
+                normalizer=normalizer,
+                num_threads=config.num_workers,
+                progress=advance,
+            )
+        if tokenizer.vocab_size < config.vocab_size:
+            say(f"no pair of symbols is left that occurs twice: the vocabulary has {tokenizer.vocab_size} tokens")
+        return fitter, tokenizer
+
+    def measure(self, tokenizer: FastTokenizer, normalizer: Normalizer) -> tuple[Distortion, str]:
+        """Rate and distortion on the held-out episodes, or on the fitted ones where there are none."""
+        indices, what = (self.held_out, "held-out episodes") if self.held_out else (self.train, "fitted episodes")
+        meter = DistortionMeter(tokenizer, normalizer, num_threads=self.config.num_workers)
+        with progress("measuring", sum(len(self._starts(index)) for index in indices), "chunks") as advance:
+            for chunks in self._chunks(indices):
+                meter.add(chunks)
+                advance(len(chunks))
+        return meter.result(), what
+
+    def _chunks(self, indices: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
+        """Sampled raw chunks [n, H, D] of the episodes, in blocks of bounded size."""
+        horizon = self.config.action_horizon
+        step = max(1, _BLOCK_VALUES // (horizon * self.selection.size))
+        waiting: list[npt.NDArray[np.float32]] = []
+        for index, actions, states in self._episodes(indices):
+            starts = self._starts(index)
+            for begin in range(0, len(starts), step):
+                waiting.append(self.selection.window_chunks(actions, states, starts[begin : begin + step], horizon))
+                if sum(map(len, waiting)) >= step:
+                    yield np.concatenate(waiting)
+                    waiting = []
+        if waiting:
+            yield np.concatenate(waiting)
+
+    def metadata(
+        self, tokenizer: FastTokenizer, lengths: npt.NDArray[np.int32], held_out: Distortion | None
+    ) -> dict[str, Any]:
+        """The content of metadata.json: the documented keys, the held-out measurements, and versions."""
+        config, selection = self.config, self.selection
+        delta = list(selection.delta_dims) if selection.is_delta else None
+        return {
+            "repo_id": config.repo_id,
+            "vocab_size": tokenizer.vocab_size,
+            "scale": tokenizer.scale,
+            "encoded_dims": format_dims(selection.dims),
+            "encoded_dim_ranges": dim_ranges(selection.dims),
+            "total_encoded_dims": selection.size,
+            "delta_dims": None if delta is None else ",".join(map(str, delta)),
+            "delta_dim_list": delta,
+            "use_delta_transform": config.use_delta_transform,
+            "state_key": config.state_key,
+            "normalization_mode": config.normalization_mode,
+            "action_horizon": config.action_horizon,
+            "num_training_chunks": len(lengths),
+            "compression_stats": token_statistics(lengths, config.action_horizon * selection.size),
+            "held_out": None
+            if held_out is None
+            else {"episodes": list(self.held_out), **held_out.to_json(), "val_fraction": config.val_fraction},
+            "versions": {
+                "pi0-fast": __version__,
+                "python": platform.python_version(),
+                **{name: _version(name) for name in ("numpy", "numba", "scipy", "tokenizers", "pyarrow")},
+                "dataset": self.reader.version,
+                "dataset_revision": self.reader.revision,
+            },
+        }
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
