@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,13 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"no shared data directory at {path} (set PI0_FAST_SHARED)")
     return path
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where PI0_FAST_REQUIRE_GOLDEN is set, a golden test that skips has failed: nobody compared the numbers."""
+    report = yield
+    if report.skipped and item.get_closest_marker("golden") and os.environ.get("PI0_FAST_REQUIRE_GOLDEN"):
+        report.outcome = "failed"
+        report.longrepr = f"golden test skipped although PI0_FAST_REQUIRE_GOLDEN is set: {report.longrepr}"
+    return report
