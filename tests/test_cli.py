@@ -33,9 +33,7 @@ def replace_work(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
             seen.append(config)
             if raises is not None:
                 raise raises
-            return SimpleNamespace(
-                tables=lambda: [("Held-out episodes", [["tokens per chunk", 18.5]], ["", "mean"])]
-            )
+            return SimpleNamespace(tables=lambda: [("Held-out episodes", [["tokens per chunk", 18.5]], ["", "mean"])])
 
         stand_in = ModuleType(module)
         setattr(stand_in, function, work)
@@ -211,9 +209,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert done.returncode == 1
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["train-tokenizer", "--help"], ["train-tokenizer", "--nonsense"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["train-tokenizer", "--help"], ["train-tokenizer", "--nonsense"]])
 def test_help_and_mistakes_import_nothing_heavy(arguments: list[str]) -> None:
     """What makes `--help` answer in well under half a second."""
     code = (

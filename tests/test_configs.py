@@ -196,9 +196,7 @@ def test_help_shows_every_flag_with_its_default(config_class: type[Any]) -> None
 
 
 @pytest.mark.parametrize(("arguments", "expected"), DOCUMENTED)
-def test_documented_command_lines_give_exactly_these_values(
-    arguments: list[str], expected: dict[str, Any]
-) -> None:
+def test_documented_command_lines_give_exactly_these_values(arguments: list[str], expected: dict[str, Any]) -> None:
     config = tokenizer_config(*arguments)
     assert dataclasses.asdict(config) == {**FROZEN, **expected}
     assert {name: type(value) for name, value in expected.items()} == {

@@ -150,9 +150,7 @@ def test_a_warning_during_a_bar_is_shown() -> None:
     assert "warning: careful [0:6]" in stream.getvalue()
 
 
-def test_table_without_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # what some CI machines set; a file gets plain text all the same
     monkeypatch.setenv("COLUMNS", "200")
     display.print_table(
@@ -172,12 +170,7 @@ def test_table_without_a_terminal(
     assert lines[0].strip() == "Held-out episodes"
     assert text.count("of frames") >= 11
     assert re.search(r"tokens per chunk +18\.25 +\[0:6\] mean", text)
-    ends = {
-        line.index(value) + len(value)
-        for line in lines
-        for value in ("18.25", "3.1%", "1250")
-        if value in line
-    }
+    ends = {line.index(value) + len(value) for line in lines for value in ("18.25", "3.1%", "1250") if value in line}
     assert len(ends) == 1  # numbers end in one column
 
 

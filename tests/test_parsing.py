@@ -81,9 +81,7 @@ def test_any_text_stays_as_typed(text: str) -> None:
     assert parse(Toy, ["--name", text], "toy").name == text
 
 
-@given(
-    st.integers(), st.floats(allow_nan=False), st.lists(st.integers()), st.dictionaries(st.text(), st.text())
-)
+@given(st.integers(), st.floats(allow_nan=False), st.lists(st.integers()), st.dictionaries(st.text(), st.text()))
 def test_values_come_back(steps: int, rate: float, episodes: list[int], renames: dict[str, str]) -> None:
     config = toy(
         f"--steps={steps}",
@@ -105,9 +103,7 @@ def test_nested_flags_keep_the_default_of_their_group() -> None:
 
 def test_an_optional_group_exists_once_one_of_its_flags_is_given() -> None:
     assert toy("--env.task", "libero_object,libero_goal").env == Environment("libero_object,libero_goal")
-    assert toy("--env.task", '["libero_object"]', "--env.kind=pusht").env == Environment(
-        ["libero_object"], "pusht"
-    )
+    assert toy("--env.task", '["libero_object"]', "--env.kind=pusht").env == Environment(["libero_object"], "pusht")
     assert error_of("--env.kind=pusht").startswith("--env.task must be given")
 
 
@@ -218,9 +214,7 @@ def test_yaml_file_with_flags_over_it(tmp_path: Path) -> None:
     rate: 1e-5          # PyYAML reads a text
     """
     path = write(tmp_path / "toy.yaml", text)
-    config = parse(
-        Toy, ["--policy.chunk_size=7", "--config_path", path, "--steps", "4", "--episodes=null"], "toy"
-    )
+    config = parse(Toy, ["--policy.chunk_size=7", "--config_path", path, "--steps", "4", "--episodes=null"], "toy")
     assert config == Toy(
         "1:30",
         policy=Policy("bfloat16", chunk_size=7, compile_model=True),

@@ -94,8 +94,8 @@ class TokenizerTrainingResult:
         ]
         headers = ["", "dimension", "range", "RMSE", "worst", "rounding", "clipping", "scale"]
         title = (
-            f"Errors on {self.measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by clipping "
-            f"alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
+            f"Errors on {self.measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by "
+            f"clipping alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
         )
         yield title, per_dim, headers
 

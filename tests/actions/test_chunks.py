@@ -207,9 +207,7 @@ STATES = np.array([[100, 0.5], [200, 1.5], [300, 2.5], [400, 3.5]], np.float32)
 
 
 def test_hand_worked_windows() -> None:
-    selection = ActionSelection.create(
-        3, encoded_dims="0,2", delta_dims="2", delta_state_dims="1", state_size=2
-    )
+    selection = ActionSelection.create(3, encoded_dims="0,2", delta_dims="2", delta_state_dims="1", state_size=2)
     chunks = selection.window_chunks(ACTIONS, STATES, [0, 2], 2)
     # Dim 2 minus state 1 of the first step: 5 - 0.5, 6 - 0.5; then 7 - 2.5, 8 - 2.5.
     np.testing.assert_array_equal(chunks, [[[0, 4.5], [1, 5.5]], [[2, 4.5], [3, 5.5]]])
@@ -249,9 +247,7 @@ def episodes(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, ActionSelection, 
     return actions, states, selection, horizon
 
 
-def slow_windows(
-    actions: np.ndarray, states: np.ndarray, selection: ActionSelection, horizon: int
-) -> np.ndarray:
+def slow_windows(actions: np.ndarray, states: np.ndarray, selection: ActionSelection, horizon: int) -> np.ndarray:
     """All windows of an episode, one number at a time."""
     windows = []
     for start in range(len(actions) - horizon + 1):
@@ -270,9 +266,7 @@ def slow_windows(
 
 @settings(deadline=None)
 @given(episodes(), st.integers(1, 40))
-def test_windows_equal_a_slow_loop(
-    case: tuple[np.ndarray, np.ndarray, ActionSelection, int], max_values: int
-) -> None:
+def test_windows_equal_a_slow_loop(case: tuple[np.ndarray, np.ndarray, ActionSelection, int], max_values: int) -> None:
     actions, states, selection, horizon = case
     expected = slow_windows(actions, states, selection, horizon)
     count = window_count(len(actions), horizon)
@@ -360,9 +354,7 @@ def test_sample_starts(length: int, horizon: int, fraction: float, seed: int, ep
     assert len(starts) == len(set(starts.tolist())) == expected
     assert starts.tolist() == sorted(starts.tolist())
     assert all(0 <= start < count for start in starts)
-    np.testing.assert_array_equal(
-        starts, sample_starts(length, horizon, fraction, seed=seed, episode_index=episode)
-    )
+    np.testing.assert_array_equal(starts, sample_starts(length, horizon, fraction, seed=seed, episode_index=episode))
 
 
 def test_samples_differ_between_seeds_and_episodes() -> None:
@@ -423,9 +415,7 @@ def read(path: Path, episode: int) -> tuple[np.ndarray, np.ndarray]:
     parquet = pytest.importorskip("pyarrow.parquet")
     table = parquet.read_table(path, columns=["action", "observation.state", "episode_index"])
     rows = np.flatnonzero(np.asarray(table["episode_index"]) == episode)
-    actions, states = (
-        np.array(table[key].to_pylist(), np.float32)[rows] for key in ("action", "observation.state")
-    )
+    actions, states = (np.array(table[key].to_pylist(), np.float32)[rows] for key in ("action", "observation.state"))
     return actions, states
 
 

@@ -102,9 +102,7 @@ def test_the_inverse_is_exact_inside_the_range(values: np.ndarray, mode: Normali
     if normalizer.clip:
         expected = np.clip(values, normalizer.low, normalizer.high)
         assert np.array_equal(normalizer.clipped(values), expected != values)
-    normalised = (
-        np.abs(expected.astype(np.float64) - normalizer.low) / (normalizer.high - normalizer.low)
-    ) + 1
+    normalised = (np.abs(expected.astype(np.float64) - normalizer.low) / (normalizer.high - normalizer.low)) + 1
     # Half a float32 spacing of the normalised value, in units of the data, and of the value itself.
     allowed = 2.0**-23 * normalised * (normalizer.high - normalizer.low) + 2.0**-23 * np.abs(expected)
     allowed += 2.0**-149  # the spacing of denormals
@@ -117,9 +115,7 @@ def test_the_inverse_is_exact_inside_the_range(values: np.ndarray, mode: Normali
     st.sampled_from(MODES),
     st.booleans(),
 )
-def test_apply_equals_the_formula_one_number_at_a_time(
-    values: np.ndarray, mode: NormalizationMode, clip: bool
-) -> None:
+def test_apply_equals_the_formula_one_number_at_a_time(values: np.ndarray, mode: NormalizationMode, clip: bool) -> None:
     normalizer = Normalizer.fit(once(values), mode, clip=clip)
     got = normalizer.apply(values)
     for row, line in enumerate(values.tolist()):
@@ -316,9 +312,7 @@ def test_missing_quantities_are_named(mode: str, kept: list[str], missing: str) 
 def test_a_mapping_and_complete_statistics_give_the_same() -> None:
     complete = statistics()
     for mode in MODES:
-        assert Normalizer.from_statistics(complete.to_mapping(), mode) == Normalizer.from_statistics(
-            complete, mode
-        )
+        assert Normalizer.from_statistics(complete.to_mapping(), mode) == Normalizer.from_statistics(complete, mode)
     few = {name: complete.to_mapping()[name] for name in ("min", "max")}
     assert Normalizer.from_statistics(few, "MIN_MAX").high.tolist() == [10, 20]
     assert Normalizer.from_statistics(few, "IDENTITY").size == 2
@@ -393,9 +387,7 @@ def cut(rows: np.ndarray, sizes: list[int]) -> Iterator[np.ndarray]:
 
 FLOATS = st.one_of(
     st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True),
-    st.sampled_from(
-        [0.0, -0.0, 1.0, -1.0, 1.401298464324817e-45, -1.401298464324817e-45, 3.4028234663852886e38]
-    ),
+    st.sampled_from([0.0, -0.0, 1.0, -1.0, 1.401298464324817e-45, -1.401298464324817e-45, 3.4028234663852886e38]),
 )
 
 
@@ -523,9 +515,7 @@ def test_memory_does_not_grow_with_the_rows() -> None:
 def test_json_round_trip_is_exact(mode: NormalizationMode) -> None:
     rows = (np.random.default_rng(0).normal(size=(300, 3)) * [1, 1e-7, 1e9]).astype(np.float32)
     rows[:, 1] = 0.3
-    selection = ActionSelection.create(
-        5, encoded_dims="1:4", delta_dims="2", delta_state_dims="0", state_size=1
-    )
+    selection = ActionSelection.create(5, encoded_dims="1:4", delta_dims="2", delta_state_dims="0", state_size=1)
     for arguments in (
         {},
         {"names": ["a", "b", "c"], "selection": selection, "clip": True, "source": "stats.json"},
@@ -589,9 +579,7 @@ def test_a_real_recording_with_delta(shared: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     root = shared / "data/so101_record_test_v30"
     table = parquet.read_table(root / "data/chunk-000/file-000.parquet")
-    actions, states = (
-        np.array(table[key].to_pylist(), np.float32) for key in ("action", "observation.state")
-    )
+    actions, states = (np.array(table[key].to_pylist(), np.float32) for key in ("action", "observation.state"))
     episodes = np.asarray(table["episode_index"])
     recorded = json.loads((root / "meta/stats.json").read_text())["action"]
     exact = exact_statistics(once(actions), buffer_values=4000)

@@ -87,9 +87,7 @@ def build_v2(
     lines, first = [], 0
     chunks_size = changes.get("chunks_size", 1000)
     for index, values in enumerate(episodes):
-        lines.append(
-            json.dumps({"episode_index": index, "tasks": [f"task {index % 2}"], "length": len(values)})
-        )
+        lines.append(json.dumps({"episode_index": index, "tasks": [f"task {index % 2}"], "length": len(values)}))
         path = root / V2_PATH.format(episode_chunk=index // chunks_size, episode_index=index)
         path.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(frame_table(index, list_array(values, kind), first), path)

@@ -70,9 +70,7 @@ def test_values_that_are_not_finite_pass() -> None:
         (pa.array([[0, 0], [0, 2**24 + 1]]), 2, 1, "16777217, which float32 cannot hold"),
     ],
 )
-def test_rows_that_cannot_be_read_are_named(
-    array: pa.Array, width: int, row: int | None, reason: str
-) -> None:
+def test_rows_that_cannot_be_read_are_named(array: pa.Array, width: int, row: int | None, reason: str) -> None:
     with pytest.raises(ColumnFault, match=reason) as caught:
         float_rows(array, width)
     assert caught.value.row == row

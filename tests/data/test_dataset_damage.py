@@ -250,9 +250,7 @@ def test_columns_that_are_no_rows_of_numbers(v2: Path, values: list[Any], reason
     fails(v2, str(v2 / V2_FILE), "column action", reason)
 
 
-def test_the_frame_is_counted_from_the_start_of_the_episode(
-    v3: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_frame_is_counted_from_the_start_of_the_episode(v3: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when a batch begins in the middle of the episode."""
     monkeypatch.setattr("pi0_fast.data.frames._READ_ROWS", 4)
     rows: list[Any] = [[1.0, 2, 3]] * 15

@@ -34,9 +34,7 @@ def hub_error(kind: type[Exception], status: int) -> Exception:
 def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """LeRobot's home in tmp_path, and a hub that must not be asked."""
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked")
-    )
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     return tmp_path / "home"
 
 
@@ -181,9 +179,7 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, homes: Path) -> None:
     assert "not considered" in message(revision="main")
 
 
-def test_an_empty_cache_without_network_by_the_hub_itself(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_empty_cache_without_network_by_the_hub_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.undo()
     monkeypatch.setenv("HF_LEROBOT_HOME", str(tmp_path / "home"))
     text = message(cache_dir=tmp_path / "cache", local_files_only=True)

@@ -266,15 +266,11 @@ def test_reading_leaves_the_directory_as_it_was(tmp_path: Path) -> None:
 def test_an_unknown_key_names_the_columns_the_nearest_first(tmp_path: Path) -> None:
     build_v2(tmp_path, random_episodes([3]))
     info = json.loads((tmp_path / "meta/info.json").read_text())
-    info["features"] = {
-        ("actions" if key == "action" else key): value for key, value in info["features"].items()
-    }
+    info["features"] = {("actions" if key == "action" else key): value for key, value in info["features"].items()}
     info["features"]["state"] = {"dtype": "float32", "shape": [3], "names": None}
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     dataset = open_dataset("local/it", root=tmp_path)
-    with pytest.raises(
-        DatasetError, match=r"no column 'action'; did you mean 'actions'\? Present: actions, "
-    ):
+    with pytest.raises(DatasetError, match=r"no column 'action'; did you mean 'actions'\? Present: actions, "):
         dataset.iter_episodes(["action"])
     with pytest.raises(DatasetError, match=r"no column 'observation.state'.*state.*--state_key"):
         dataset.feature("observation.state")

@@ -107,9 +107,7 @@ def test_statistics_are_those_of_all_frames_and_not_averages_of_episodes(tmp_pat
     assert (row["dataset_from_index"], row["dataset_to_index"]) == (1000, 1020)
 
 
-def test_files_roll_over_by_size_and_chunks_by_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_roll_over_by_size_and_chunks_by_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_module, "FILES_PER_CHUNK", 2)
     episodes = random_episodes([10_000] * 9)  # 350 kB each: two fit in a file of 1 MB
     root = write(tmp_path / "it", episodes, data_file_size_mb=1)
@@ -136,9 +134,7 @@ def test_g1_converted_to_v3_reads_the_same(shared: Path, tmp_path: Path) -> None
     keys = ["action", "observation.state"]
     source = open_dataset("local/g1", root=shared / "data" / "g1_inspire_v21")
     features = {key: source.feature(key) for key in keys}
-    with LeRobotWriter(
-        tmp_path / "g1", fps=source.fps, features=features, robot_type=source.robot_type
-    ) as writer:
+    with LeRobotWriter(tmp_path / "g1", fps=source.fps, features=features, robot_type=source.robot_type) as writer:
         for episode, record in zip(source.iter_episodes(keys), source.episodes, strict=True):
             writer.add_episode(episode.columns, task=record.tasks[0])
     copy = open_dataset("local/g1", root=tmp_path / "g1")
@@ -270,9 +266,7 @@ def test_a_dataset_without_episodes_is_not_written(tmp_path: Path) -> None:
         ({"action": np.zeros((2, 3))}, " ", "no task text"),
     ],
 )
-def test_a_refused_episode_does_no_harm(
-    tmp_path: Path, columns: dict[str, np.ndarray], task: str, reason: str
-) -> None:
+def test_a_refused_episode_does_no_harm(tmp_path: Path, columns: dict[str, np.ndarray], task: str, reason: str) -> None:
     good = random_episodes([3, 2])
     with LeRobotWriter(tmp_path / "it", fps=10, features=ACTION) as writer:
         writer.add_episode({"action": good[0]}, task="t")
