@@ -119,6 +119,19 @@ def test_the_processor_refuses_the_ids_that_the_package_refuses(pair: tuple[Fast
             processor.decode([row])
 
 
+@pytest.mark.parametrize("horizon", [1, 2, 7, 16])
+def test_coefficients_half_way_between_integers_get_the_same_ids(
+    processing: ModuleType, tmp_path: Path, horizon: int
+) -> None:
+    """Actions on a grid, and robots that stand still: here any other rounding of the transform gives other ids."""
+    grid = np.random.default_rng(3).integers(-80, 81, (600, horizon, 5)) * 0.0125
+    still = np.repeat(grid[:, :1], horizon, axis=1)
+    chunks = np.concatenate([grid, still]).astype(np.float32)
+    tokenizer = FastTokenizer.fit(chunks, vocab_size=512)
+    tokenizer.save_pretrained(tmp_path / "it")
+    assert load(processing, tmp_path / "it")(chunks) == tokenizer.encode(chunks)
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 790.0])
 def test_what_is_no_normalised_action_is_refused_by_both(pair: tuple[FastTokenizer, Any], value: float) -> None:
     chunks = np.zeros((3, 6, 4))
