@@ -27,6 +27,7 @@ from pi0_fast.actions.tokenizer import FastTokenizer
 
 pytestmark = pytest.mark.interop
 
+WANTED = [name.strip() for name in os.environ.get("PI0_FAST_INTEROP", "").split(",") if name.strip()]
 PROBE = Path(__file__).with_name("probe.py")
 # The byte-level kind is one of several in which transformers could change something; all are loaded everywhere.
 KINDS = ["plain", "per_dimension", "reference", "published", "published_fit"]
@@ -127,14 +128,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
     return get
 
 
-@pytest.fixture(scope="session", params=list(REQUIREMENTS))
+@pytest.fixture(scope="session", params=WANTED or ["no environment"])
 def python(request: pytest.FixtureRequest) -> Path:
     """The interpreter of one of the environments."""
-    wanted = [name.strip() for name in os.environ.get("PI0_FAST_INTEROP", "").split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in REQUIREMENTS]
-    assert not unknown, f"PI0_FAST_INTEROP names {unknown}; there are {list(REQUIREMENTS)}"
-    if request.param not in wanted:
-        pytest.skip(f"PI0_FAST_INTEROP does not name the environment {request.param}")
+    if not WANTED:
+        pytest.skip(f"PI0_FAST_INTEROP names no environments; there are {', '.join(REQUIREMENTS)}")
+    assert request.param in REQUIREMENTS, f"PI0_FAST_INTEROP names {request.param}; there are {list(REQUIREMENTS)}"
     return make_environment(request.param)
 
 
@@ -386,8 +385,8 @@ print(tokenizer(np.load(sys.argv[3])))
     np.save(tmp_path / "chunks.npy", what.chunks)
     expected = what.tokenizer.encode(what.chunks)
     run(python, ["-c", code, str(what.directory), str(again), str(tmp_path / "chunks.npy")], tmp_path)
-    for name in os.environ["PI0_FAST_INTEROP"].split(","):
-        other = make_environment(name.strip())
+    for name in WANTED:
+        other = make_environment(name)
         printed = run(other, ["-c", code, str(again), "", str(tmp_path / "chunks.npy")], tmp_path)
         assert json.loads(printed) == expected, name
     assert FastTokenizer.from_pretrained(again).encode(what.chunks) == expected
