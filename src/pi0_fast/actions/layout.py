@@ -4,7 +4,7 @@ transformers 4.57 reads tokenizer.json and tokenizer_config.json at the root of 
 only in `bpe_tokenizer/`, newer versions in either place; so they are written twice. `AutoProcessor` starts at
 processor_config.json, whose auto_map names the class in the Python file that travels with the directory.
 
-What is not here: tokenizer.json itself (bpe.py), the writing and reading of directories (tokenizer.py), the
+What is not here: tokenizer.json itself (vocabulary.py), the writing and reading of directories (tokenizer.py), the
 statistics and reports beside them.
 """
 
@@ -18,7 +18,7 @@ from pi0_fast.actions.vocabulary import SymbolFormat
 
 Order = Literal["frequency"]
 
-#: Version of the layout and of the keys in config.json; raised when older readers would misread a directory.
+#: Version of the layout and of the keys in config.json; it goes up when older readers would misread a directory.
 FORMAT_VERSION = 1
 
 PROCESSOR_CLASS = "UniversalActionProcessor"
