@@ -26,7 +26,7 @@ from pi0_fast.types import TokenizerError
 
 IntArray = npt.NDArray[np.int32]
 
-#: Token ids are packed in pairs into 32 bits, and run lengths beside token ids.
+#: Token ids are packed in pairs into 32 bits, run lengths beside token ids, ranks of merges beside positions in a row.
 MAX_VOCABULARY = 0xFFFF
 _NO_RANK = np.int32(0x7FFFFFFF)
 _NO_KEY = np.uint32(0xFFFFFFFF)
@@ -54,6 +54,8 @@ class Merges:
     def __post_init__(self) -> None:
         if self.vocab_size > MAX_VOCABULARY:
             raise TokenizerError(f"a vocabulary of {self.vocab_size} ids exceeds the limit of {MAX_VOCABULARY}")
+        if len(self.left) > MAX_VOCABULARY:
+            raise TokenizerError(f"{len(self.left)} merges exceed the limit of {MAX_VOCABULARY}")
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -296,9 +298,16 @@ def encode_rows(
 
     Returns:
         ids int32 [N, L], of which the first `lengths` int32 [N] of each row are meaningful.
+
+    Raises:
+        TokenizerError: a row of more than 65,535 entries.
     """
     if lengths is None:
         lengths = np.full(len(rows), rows.shape[1], np.int32)
+    if rows.shape[1] > MAX_VOCABULARY and lengths.max(initial=0) > MAX_VOCABULARY:
+        raise TokenizerError(
+            f"row {int(lengths.argmax())} has {lengths.max()} symbols to merge, more than the limit of {MAX_VOCABULARY}"
+        )
     out = np.empty(rows.shape, np.int32)
     out_lengths = np.empty(len(rows), np.int32)
     table, ranks, sweepable = merges.table

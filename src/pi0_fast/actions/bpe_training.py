@@ -22,6 +22,14 @@ PackedArray = npt.NDArray[np.uint32]
 
 _BARRIER = np.uint32(0xFFFF)
 
+#: A merge is spread over threads when its rows have more runs than this: waking a thread costs as much as some hundred
+#: thousand.
+_HEAVY = 1_000_000
+#: A thread takes room for rows that outgrow their place this many rows at a time, or this part of the arena if more.
+_RESERVED_ROWS, _RESERVED_SHARE = 8, 512
+#: Won pairs that one pass may note, once the list has grown; 16 bytes each.
+_LONGEST_FOUND = 1 << 20
+
 
 @kernel
 def _pack_rows(rows, lengths, shift, out, packed_lengths):  # type: ignore[no-untyped-def]
@@ -87,7 +95,9 @@ class Corpus:
         arena = np.empty(total + total // 16 + 4096, np.uint32)
         written = 0
         for part in self._parts:
-            np.subtract(part, np.uint32((self._BIAS + base) << 16), out=arena[written : written + len(part)])
+            # Modulo 2**32: `base` may lie below -32,768, when an alphabet reaches further than the symbols do.
+            offset = np.uint32(((self._BIAS + base) << 16) & 0xFFFFFFFF)
+            np.subtract(part, offset, out=arena[written : written + len(part)])
             written += len(part)
         return arena, np.concatenate(self._lengths) if self._lengths else np.empty(0, np.int32)
 
@@ -232,7 +242,8 @@ def _merge_rows(  # type: ignore[no-untyped-def]
         if found_count + 2 * changes.shape[1] + 2 > len(found):
             counters[0] = found_count
             return index
-        if length[w] + length[w] // 2 + 8 > reserve[1] - reserve[0]:
+        # A merge makes at most half as many runs again, and one; a quarter more is kept for the next time.
+        if 2 * np.int64(length[w]) + 8 > reserve[1] - reserve[0]:
             counters[0] = found_count
             return index
         written = 0
@@ -303,9 +314,8 @@ class _Trainer:
         self.rows_of: list[IntArray] = []
         self.queue: list[tuple[int, int, int]] = []  # (-count, left << 16 | right, index into rows_of)
         self._workspaces = [self._workspace() for _ in range(threads)]
-
-    def _reserve_size(self) -> int:
-        return self.threads * 4 * (2 * self.row_length + 16)
+        #: Where each thread puts rows that outgrow their place: begin and end in the arena.
+        self._reserves = np.zeros((threads, 2), np.int64)
 
     def _workspace(self) -> tuple[PackedArray, npt.NDArray[np.int64], IntArray, npt.NDArray[np.int64]]:
         return (
@@ -356,8 +366,7 @@ class _Trainer:
 
     def merge(self, a: int, b: int, new: int, rows: IntArray) -> None:
         """Replace (a, b) by `new` in `rows`, and bring counts and queue up to date."""
-        # Waking a thread costs as much as some hundred thousand runs.
-        heavy = self.threads > 1 and int(self.length[rows].sum()) > 1_000_000
+        heavy = self.threads > 1 and int(self.length[rows].sum()) > _HEAVY
         parts = np.array_split(rows, self.threads) if heavy else [rows]
         begins = [0] * len(parts)
         found: list[npt.NDArray[np.int64]] = []
@@ -366,36 +375,38 @@ class _Trainer:
             workspace[1][:] = 0
             workspace[2][:] = -1
         while any(begin < len(part) for begin, part in zip(begins, parts, strict=True)):
-            reserves = self._reserves(len(parts))
+            self._fill_reserves(len(parts))
 
-            def work(first: int, last: int, reserves: npt.NDArray[np.int64] = reserves) -> None:
+            def work(first: int, last: int) -> None:
                 for p in range(first, last):
                     scratch, changes, seen, pairs = self._workspaces[p]
                     counters = np.zeros(1, np.int64)
                     begins[p] = _merge_rows(
-                        parts[p], begins[p], self.arena, self.start, self.length, self.capacity, reserves[p],
+                        parts[p], begins[p], self.arena, self.start, self.length, self.capacity, self._reserves[p],
                         a, b, new, scratch, changes, seen, pairs, counters,
                     )  # fmt: skip
                     results[p] = pairs[: counters[0]].copy()
 
             run_rows(work, len(parts), num_threads=self.threads, piece=1)
-            self.used = int(reserves[:, 0].max())
             found += results
-            for p, part in enumerate(parts):  # make room for whatever stopped a part early
-                if begins[p] < len(part):
-                    scratch, changes, seen, pairs = self._workspaces[p]
+            for p in range(len(parts)):  # a list that was full becomes longer, so that this stays rare
+                scratch, changes, seen, pairs = self._workspaces[p]
+                if len(results[p]) > len(pairs) // 2 and len(pairs) < _LONGEST_FOUND:
                     self._workspaces[p] = (scratch, changes, seen, np.empty((2 * len(pairs), 2), np.int64))
         self._count(a, b, new, np.sum([workspace[1] for workspace in self._workspaces], axis=0))
         self._enqueue(new, np.concatenate(found) if found else np.empty((0, 2), np.int64))
 
-    def _reserves(self, parts: int) -> npt.NDArray[np.int64]:
-        """Room at the end of the arena for rows that outgrow their place, one piece a thread; int64 [parts, 2]."""
-        size = self._reserve_size()
-        if len(self.arena) - self.used < size:
-            self.arena = np.concatenate([self.arena, np.empty(max(size, len(self.arena) // 16), np.uint32)])
-        bounds = np.linspace(self.used, len(self.arena), parts + 1).astype(np.int64)
-        pieces: npt.NDArray[np.int64] = np.stack([bounds[:-1], bounds[1:]], axis=1)
-        return pieces
+    def _fill_reserves(self, parts: int) -> None:
+        """Give every thread at work room for at least one more row; what is left of its old piece is given up."""
+        needed = 2 * self.row_length + 8  # what _merge_rows asks for before it takes on the longest row
+        for p in range(parts):
+            if self._reserves[p, 1] - self._reserves[p, 0] >= needed:
+                continue
+            size = max(_RESERVED_ROWS * needed, len(self.arena) // _RESERVED_SHARE)
+            if len(self.arena) - self.used < size:
+                self.arena = np.concatenate([self.arena, np.empty(max(size, len(self.arena) // 16), np.uint32)])
+            self._reserves[p] = self.used, self.used + size
+            self.used += size
 
     def _count(self, a: int, b: int, new: int, changes: npt.NDArray[np.int64]) -> None:
         for side in range(4):
