@@ -27,7 +27,7 @@ ROOMS = [
 ]
 # Inside actions/, from top to bottom.
 ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "layout"]
-ACTIONS += ["processing_action_tokenizer", "tokenizer"]
+ACTIONS += ["processing_action_tokenizer", "tokenizer", "report"]
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:

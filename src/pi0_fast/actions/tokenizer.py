@@ -610,6 +610,11 @@ class FastTokenizer:
                 f"{vocabulary.size} ids"
             )
         own = _read_json(folder / layout.CONFIG) if (folder / layout.CONFIG).is_file() else {}
+        if own.get("format_version", 1) != layout.FORMAT_VERSION:
+            raise TokenizerError(
+                f"{folder / layout.CONFIG} has format_version {own['format_version']!r}, this pi0-fast reads "
+                f"{layout.FORMAT_VERSION}: update pi0-fast"
+            )
         seen = own.get("coefficient_range")
         normalizer = folder / NORMALIZER
         return cls(

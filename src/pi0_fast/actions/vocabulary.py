@@ -28,6 +28,8 @@ LongArray = npt.NDArray[np.int64]
 
 #: Training stops at pairs rarer than this, as in the published fit.
 MIN_FREQUENCY = 2
+#: float32 holds every coefficient up to here exactly.
+_LARGEST_MIN_TOKEN = 1 << 24
 #: Recordings to come reach further than those seen, but every symbol kept ready costs a merge.
 DEFAULT_HEADROOM = 0.25
 
@@ -158,9 +160,13 @@ class Vocabulary:
         if self.symbol_format == "plain":
             out, counts, bad = expand_rows(ids, offsets, values, bounds, length)
             return Decoded(out, counts, bad, np.full(len(out), -1, np.int64))
-        # Four bytes hold any coefficient, and one more says that there are too many.
-        rows, sizes, bad = expand_rows(ids, offsets, values, bounds, 4 * length + 4)
-        out, counts, broken = from_byte_rows(rows, np.minimum(sizes, 4 * length + 4), self.min_token, length)
+        limit = 4 * length  # bytes that hold any chunk
+        rows, sizes, bad = expand_rows(ids, offsets, values, bounds, limit)
+        out, counts, broken = from_byte_rows(rows, np.minimum(sizes, limit), self.min_token, length)
+        for n in np.flatnonzero(sizes > limit).tolist():  # never a chunk; read whole, one by one, for the true count
+            part = offsets[n : n + 2]
+            whole, size, _ = expand_rows(ids, part, values, bounds, int(sizes[n]))
+            out[n], counts[n], broken[n] = (a[0] for a in from_byte_rows(whole, size, self.min_token, length))
         return Decoded(out, counts, bad, broken)
 
     # --- fit --------------------------------------------------------------------------------------------------------
@@ -182,27 +188,30 @@ class Vocabulary:
             corpus: rows of coefficients.
             vocab_size: ids at most.
             symbol_format: see the module.
-            headroom: the plain format's symbols reach this much further than the largest coefficient seen, on both
+            headroom: at least 0; the plain format's symbols reach this much further than the largest coefficient seen, on both
                 sides (None: `DEFAULT_HEADROOM`), but never take more than a quarter of the free ids.
                 The reference format has none, like the published fit.
             num_threads: None means all processors; the result does not depend on it.
             progress: called with 1 after each merge.
 
         Raises:
-            TokenizerError: more symbols than `vocab_size`; the message says how many.
+            TokenizerError: more symbols than `vocab_size`; the message says how many. A headroom below 0.
         """
+        if not 0 <= headroom < np.inf:
+            raise TokenizerError(f"headroom must be a number of at least 0, not {headroom}")
         low, high = min(corpus.low, 0), max(corpus.high, 0)
         span = high - low + 1
         if span > vocab_size:
             raise TokenizerError(
                 f"the coefficients {low} to {high} need {span} symbols, but vocab_size is {vocab_size}"
             )
+        if span > FIRST_SURROGATE:
+            raise TokenizerError(f"the coefficients {low} to {high} need {span} symbols; the limit is {FIRST_SURROGATE}")
         if symbol_format == "plain":
             extra = int(np.ceil((DEFAULT_HEADROOM if headroom is None else headroom) * max(-low, high)))
             extra = min(extra, (vocab_size - span) // 8)
+            extra = min(extra, max(0, FIRST_SURROGATE - span) // 2)
             low, span = low - extra, span + 2 * extra
-            if span > FIRST_SURROGATE:
-                raise TokenizerError(f"{span} symbols exceed the limit of {FIRST_SURROGATE}")
             arena, lengths = corpus.sequences(low)
             row_length, characters = corpus.row_length, [chr(i) for i in range(span)]
         else:
@@ -272,16 +281,24 @@ class Vocabulary:
             TokenizerError: not a BPE vocabulary in one of the two formats.
         """
         model = content.get("model")
-        if not isinstance(model, Mapping) or not isinstance(model.get("vocab"), Mapping) or "merges" not in model:
+        if (
+            not isinstance(model, Mapping)
+            or not isinstance(model.get("vocab"), Mapping)
+            or not isinstance(model.get("merges"), list)
+        ):
             raise TokenizerError(f"{where} holds no BPE vocabulary (model.vocab and model.merges)")
         if model.get("type", "BPE") != "BPE":
             raise TokenizerError(f"{where} holds a {model['type']} model; FAST vocabularies are BPE")
         if content.get("added_tokens"):
             raise TokenizerError(
-                f"{where} has added tokens, which no FAST vocabulary has: {content['added_tokens'][:3]}"
+                f"{where} has added tokens, which no FAST vocabulary has: {str(content['added_tokens'])[:200]}"
             )
+        if abs(min_token) > _LARGEST_MIN_TOKEN:
+            raise TokenizerError(f"{where}: min_token {min_token} cannot be right")
         symbol_format = _format_of(content, where)
         ids: Mapping[str, int] = model["vocab"]
+        if not ids or any(type(i) is not int for i in ids.values()):
+            raise TokenizerError(f"{where}: model.vocab holds no ids, or ids that are no whole numbers")
         characters = tuple(sorted(ids, key=lambda text: ids[text]))
         if [ids[text] for text in characters] != list(range(len(characters))):
             raise TokenizerError(f"{where}: the ids are not 0 to {len(characters) - 1}")
@@ -290,9 +307,15 @@ class Vocabulary:
             raise TokenizerError(f"{where}: ids of single characters do not come before all others")
         if symbol_format == "plain" and any(ord(text) != i for i, text in enumerate(characters[:base_size])):
             raise TokenizerError(f"{where}: its single characters are not the code points 0 to {base_size - 1}")
-        merges = Merges.from_pairs(base_size, [_merge(pair, ids, where) for pair in model["merges"]])
-        vocabulary = cls(symbol_format, min_token, merges, characters)
-        expected = tuple("".join(characters[i] for i in expansion) for expansion in merges.expansions)
+        pairs = [_merge(pair, ids, where) for pair in model["merges"]]
+        try:
+            "".join(characters).encode("utf-8")
+            vocabulary = cls(symbol_format, min_token, Merges.from_pairs(base_size, pairs), characters)
+            expansions = vocabulary.merges.expansions
+            vocabulary.low  # noqa: B018  # raises when nothing can be encoded
+        except (TokenizerError, UnicodeEncodeError) as error:
+            raise TokenizerError(f"{where}: {error}") from error
+        expected = tuple("".join(characters[i] for i in expansion) for expansion in expansions)
         if expected != characters:
             raise TokenizerError(f"{where}: the merges do not make the {len(characters)} tokens of the vocabulary")
         return vocabulary
@@ -305,7 +328,8 @@ def _format_of(content: Mapping[str, Any], where: str) -> SymbolFormat:
     if pre_tokenizer is None:
         return "plain"
     if (
-        pre_tokenizer.get("type") == "ByteLevel"
+        isinstance(pre_tokenizer, Mapping)
+        and pre_tokenizer.get("type") == "ByteLevel"
         and not pre_tokenizer.get("add_prefix_space", True)
         and pre_tokenizer.get("use_regex", True)
     ):
@@ -315,11 +339,10 @@ def _format_of(content: Mapping[str, Any], where: str) -> SymbolFormat:
 
 def _merge(pair: str | Sequence[str], ids: Mapping[str, int], where: str) -> tuple[int, int, int]:
     """A merge as written by newer (a list) or older (joined by a space) versions of `tokenizers`."""
-    parts = pair.split(" ") if isinstance(pair, str) else list(pair)
     try:
-        left, right = parts
+        left, right = pair.split(" ") if isinstance(pair, str) else pair
         return ids[left], ids[right], ids[left + right]
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, TypeError) as error:
         raise TokenizerError(f"{where}: the merge {pair!r} is not of two tokens of the vocabulary") from error
 
 
