@@ -21,12 +21,13 @@ ROOMS = [
     ["configs"],
     ["data"],
     ["actions"],
+    ["dataset_chunks"],
     ["fitting"],
     ["demo"],
     ["cli"],
 ]
 # Inside actions/, from top to bottom.
-ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "layout"]
+ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "grammar", "layout"]
 ACTIONS += ["processing_action_tokenizer", "tokenizer", "report"]
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,8 +32,9 @@ from pi0_fast.actions.report import Distortion, DistortionMeter, token_statistic
 from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
 from pi0_fast.configs import TokenizerTrainingConfig
 from pi0_fast.data import LeRobotReader, open_dataset
+from pi0_fast.dataset_chunks import DatasetChunks, vector_feature
 from pi0_fast.display import progress, say, warn
-from pi0_fast.types import DatasetError, Feature, UsageError
+from pi0_fast.types import UsageError
 
 Table = tuple[str, list[list[Any]], list[str]]
 
@@ -42,8 +42,6 @@ Table = tuple[str, list[list[Any]], list[str]]
 CLIPPED_FRAMES_WARNING = 0.05
 #: The error for which the table says which scale would reach it: a millimetre, for data in metres.
 TARGET_ERROR = 0.001
-#: Chunks handed to the tokenizer at a time, in numbers.
-_BLOCK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -157,14 +155,11 @@ class _Fit:
             cache_dir=config.cache_dir,
             local_files_only=config.local_files_only,
         )
-        self.action = self._vector_feature(config.action_key)
-        self.keys = [config.action_key]
         state_size = None
         if config.use_delta_transform:
-            state_size = self._vector_feature(config.state_key).shape[0]
-            self.keys.append(config.state_key)
+            state_size = vector_feature(self.reader, config.state_key).shape[0]
         self.selection = ActionSelection.create(
-            self.action.shape[0],
+            vector_feature(self.reader, config.action_key).shape[0],
             encoded_dims=config.encoded_dims,
             delta_dims=config.delta_dims if config.use_delta_transform else None,
             delta_state_dims=config.delta_state_dims,
@@ -175,42 +170,16 @@ class _Fit:
                 f"--scale has {len(config.scale)} values for {self.selection.size} encoded dimensions "
                 f"({format_dims(self.selection.dims)})"
             )
-        self.lengths = self._usable_episodes()
+        self.source = DatasetChunks(
+            self.reader,
+            self.selection,
+            config.action_horizon,
+            action_key=config.action_key,
+            state_key=config.state_key,
+            max_episodes=config.max_episodes,
+        )
+        self.lengths = self.source.lengths
         self.train, self.held_out = split_episodes(list(self.lengths), config.val_fraction, config.seed)
-
-    def _vector_feature(self, key: str) -> Feature:
-        feature = self.reader.feature(key)
-        if len(feature.shape) > 1:
-            raise DatasetError(f"column {key!r} has shape {list(feature.shape)}; needed is one vector per frame")
-        if len(feature.shape) == 0:
-            return Feature(feature.key, feature.dtype, (1,), feature.names)
-        return feature
-
-    def _usable_episodes(self) -> dict[int, int]:
-        """Episode index -> frames, of the episodes asked for that hold at least one chunk."""
-        horizon = self.config.action_horizon
-        asked = self.reader.episodes[: self.config.max_episodes]
-        usable = {episode.index: episode.length for episode in asked if episode.length >= horizon}
-        if not usable:
-            longest = max((episode.length for episode in asked), default=0)
-            raise DatasetError(
-                f"none of the {len(asked)} episodes has {horizon} frames (the longest has {longest}): "
-                f"take --action_horizon {longest} or less"
-                if longest
-                else f"the dataset {self.reader.root} holds no episodes"
-            )
-        if len(usable) < len(asked):
-            warn(
-                f"{len(asked) - len(usable)} of {len(asked)} episodes are shorter than --action_horizon {horizon} "
-                "and are left out"
-            )
-        return usable
-
-    @cached_property
-    def names(self) -> tuple[str, ...] | None:
-        """Names of the encoded dimensions, if the dataset gives them."""
-        names = self.action.names
-        return self.selection.encoded_names(names) if names and len(names) == self.selection.action_size else None
 
     def _starts(self, index: int) -> npt.NDArray[np.int64]:
         return sample_starts(
@@ -231,7 +200,7 @@ class _Fit:
         counts = f"{len(self.train)} to fit, {len(self.held_out)} held out"
         say(f"episodes       {counts}; {frames} frames at {reader.fps:g} Hz")
         say(f"chunks         {chunks} of {windows} windows of {config.action_horizon} steps to fit")
-        named = "" if self.names is None else ": " + ", ".join(self.names)
+        named = "" if self.source.names is None else ": " + ", ".join(self.source.names)
         say(f"dimensions     {format_dims(selection.dims)} of {selection.action_size}{named}")
         if selection.is_delta:
             pairs = zip(selection.delta_dims, selection.delta_state_dims, strict=True)
@@ -240,25 +209,13 @@ class _Fit:
         say(f"normalisation  {config.normalization_mode}, statistics computed from the {over} of the fitted episodes")
         say(f"vocabulary     {config.vocab_size} at most, {config.symbol_format} symbols, scale {config.scale}")
 
-    def _episodes(self, indices: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
-        """(index, actions [T, A], states [T, S] or None) of the given episodes."""
-        for episode in self.reader.iter_episodes(self.keys, indices):
-            states = episode.columns[self.config.state_key] if self.selection.is_delta else None
-            yield episode.index, episode.columns[self.config.action_key], states
-
     def normalizer(self) -> Normalizer:
         """The normaliser of the encoded values of the fitted episodes."""
-        horizon = self.config.action_horizon
-
-        def blocks() -> Iterator[npt.NDArray[np.float32]]:
-            for _, actions, states in self._episodes(self.train):
-                yield from self.selection.statistics_blocks(actions, states, horizon)
-
         with progress("statistics", None, "rows read") as advance:
             return Normalizer.fit(
-                blocks,
+                lambda: self.source.statistics_blocks(self.train),
                 self.config.normalization_mode,
-                names=self.names,
+                names=self.source.names,
                 selection=self.selection,
                 progress=advance,
             )
@@ -268,7 +225,7 @@ class _Fit:
         config = self.config
         fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale)
         with progress("chunks", sum(len(self._starts(index)) for index in self.train), "chunks") as advance:
-            for chunks in self._chunks(self.train):
+            for chunks in self.source.chunks(self.train, self._starts):
                 fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
                 advance(len(chunks))
         with progress("vocabulary", None, "merges") as advance:
@@ -289,25 +246,10 @@ class _Fit:
         indices, what = (self.held_out, "held-out episodes") if self.held_out else (self.train, "fitted episodes")
         meter = DistortionMeter(tokenizer, normalizer, num_threads=self.config.num_workers)
         with progress("measuring", sum(len(self._starts(index)) for index in indices), "chunks") as advance:
-            for chunks in self._chunks(indices):
+            for chunks in self.source.chunks(indices, self._starts):
                 meter.add(chunks)
                 advance(len(chunks))
         return meter.result(), what
-
-    def _chunks(self, indices: Sequence[int]) -> Iterator[npt.NDArray[np.float32]]:
-        """Sampled raw chunks [n, H, D] of the episodes, in blocks of bounded size."""
-        horizon = self.config.action_horizon
-        step = max(1, _BLOCK_VALUES // (horizon * self.selection.size))
-        waiting: list[npt.NDArray[np.float32]] = []
-        for index, actions, states in self._episodes(indices):
-            starts = self._starts(index)
-            for begin in range(0, len(starts), step):
-                waiting.append(self.selection.window_chunks(actions, states, starts[begin : begin + step], horizon))
-                if sum(map(len, waiting)) >= step:
-                    yield np.concatenate(waiting)
-                    waiting = []
-        if waiting:
-            yield np.concatenate(waiting)
 
     def metadata(
         self, tokenizer: FastTokenizer, lengths: npt.NDArray[np.int32], held_out: Distortion | None
