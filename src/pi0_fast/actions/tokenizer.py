@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,6 +39,7 @@ FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 OnError = Literal["raise", "pad", "hold"]
+_ID_RANGE = np.iinfo(np.int32)
 
 NORMALIZER = "normalizer.json"
 METADATA = "metadata.json"
@@ -47,6 +49,8 @@ VOCABULARY_TEXT = "vocabulary.txt"
 _ROWS_PER_PIECE = 128
 #: Normalised actions are about [-1, 1]; anything beyond this is no normalised action, whatever the tokenizer.
 _LARGEST_ORDINARY_VALUE = 100.0
+#: Sums of values up to here do not overflow float32.
+_LARGEST_VALUE = 1e30
 
 
 @dataclass(frozen=True)
@@ -94,19 +98,20 @@ class TokenizerFitter:
         """Take in normalised chunks [N, H, D] or one [H, D].
 
         Raises:
-            TokenizerError: another shape, values that are not finite, coefficients beyond +-32,767.
+            TokenizerError: another shape, values that are not finite, coefficients beyond +-32,766. Rows are
+                counted from the first that was ever added.
         """
         values = _as_chunks(chunks, self.shape)
         scales = _scales(self.scale, self.shape[1])
-        limit = 32_767
-        coefficients, saturations = _quantize(values, scales, -limit, limit, 1e9, num_threads)
+        limit, known = 32_766, self.corpus.rows
+        coefficients, saturations = _quantize(values, scales, -limit, limit, 1e9, num_threads, first_row=known)
         if saturations.any():
             row = int(np.flatnonzero(saturations)[0])
-            per_dim = np.abs(coefficients[row].reshape(self.shape)).max(axis=0)
+            dim = int(np.abs(coefficients[row].reshape(self.shape)).max(axis=0).argmax())
             raise TokenizerError(
-                f"chunk {row}, dimension {int(per_dim.argmax())}: coefficients exceed {limit}, so these are no "
-                f"normalised actions (largest value {np.abs(values[row]).max():g}); choose a normalization mode other "
-                "than IDENTITY, or a smaller scale"
+                f"chunk {known + row}, dimension {dim}: coefficients exceed {limit}, so these are no normalised "
+                f"actions (the dimension goes from {values[row, :, dim].min():g} to {values[row, :, dim].max():g} "
+                "there); choose a normalization mode other than IDENTITY, or a smaller scale"
             )
         if len(values):
             levels = coefficients.reshape(-1, self.shape[1])
@@ -127,6 +132,8 @@ class TokenizerFitter:
         """Learn the vocabulary of what was added. Arguments and errors as in `FastTokenizer.fit`."""
         if self.corpus.rows == 0:
             raise TokenizerError("there are no chunks to fit on")
+        if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)):
+            raise TokenizerError(f"vocab_size must be a whole number, not {vocab_size!r}")
         if symbol_format not in ("plain", "reference"):
             raise UsageError(f"symbol_format must be 'plain' or 'reference', not {symbol_format!r}")
         span = int(self._high.max() - self._low.min()) + 1
@@ -350,7 +357,8 @@ class FastTokenizer:
         values = _as_chunks(chunks, (self.time_horizon, self.action_dim))
         scales = _scales(self.scale, values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
-        coefficients, saturations = _quantize(values, scales, low, high, self._value_limit(scales), num_threads)
+        limit = self._value_limit(scales, values.shape[1])
+        coefficients, saturations = _quantize(values, scales, low, high, limit, num_threads)
         self.vocabulary.clip_holes(coefficients, saturations)
         flat, lengths = self._encode_coefficients(coefficients, num_threads)
         return flat, lengths, EncodeInfo(saturations, lengths)
@@ -369,10 +377,17 @@ class FastTokenizer:
         flat = np.concatenate([pieces[begin] for begin in sorted(pieces)]) if pieces else np.empty(0, np.int32)
         return flat, lengths
 
-    def _value_limit(self, scales: FloatArray) -> float:
-        """Beyond which a value is taken for an action that nobody normalised, rather than clipped."""
-        seen = self.coefficient_range or (self.min_token, -self.min_token)
-        return max(_LARGEST_ORDINARY_VALUE, 2.0 * max(-seen[0], seen[1]) / float(scales.min()))
+    def _value_limit(self, scales: FloatArray, horizon: int) -> float:
+        """Beyond which a value is taken for an action that nobody normalised, rather than clipped.
+
+        No value of a chunk exceeds sqrt(H) times the largest coefficient / scale: four times that is no motion like
+        those of the fit.
+        """
+        if self.coefficient_range is None:
+            largest = 2.0 * abs(self.min_token)
+        else:
+            largest = 4.0 * math.sqrt(horizon) * max(-self.coefficient_range[0], self.coefficient_range[1])
+        return min(max(_LARGEST_ORDINARY_VALUE, largest / float(scales.min())), _LARGEST_VALUE)
 
     # --- decode -----------------------------------------------------------------------------------------------------
 
@@ -429,7 +444,8 @@ class FastTokenizer:
             float32 [N, H, D], or [H, D] for one flat list; and the info if asked for.
 
         Raises:
-            TokenizerError: invalid rows with "raise" (names the row and both counts), no or contradicting H and D.
+            TokenizerError: invalid rows with "raise" (names the row and both counts), no or contradicting H and D, ids
+                that are no whole numbers, a `hold` of another shape or with values that are not finite.
         """
         horizon = _resolve("time_horizon", self.time_horizon, time_horizon)
         size = _resolve("action_dim", self.action_dim, action_dim)
@@ -439,6 +455,7 @@ class FastTokenizer:
             raise UsageError("on_error='hold' and hold=, the action to repeat, go together")
         flat, offsets, single = _as_rows_of_ids(ids)
         rows, length = len(offsets) - 1, horizon * size
+        held = None if hold is None else _checked_hold(hold, rows, size)
         values = np.empty((rows, horizon, size), np.float32)
         problems: list[str | None] = [None] * rows
         scales = _scales(self.scale, size)
@@ -455,26 +472,19 @@ class FastTokenizer:
         run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
         info = DecodeInfo(np.array([problem is None for problem in problems], bool), tuple(problems))
         if info.invalid_count:
-            self._handle_invalid(values, info, on_error, hold)
+            self._handle_invalid(values, info, on_error, held)
         result = values[0] if single else values
         return (result, info) if return_info else result
 
     @staticmethod
-    def _handle_invalid(values: FloatArray, info: DecodeInfo, on_error: OnError, hold: Any) -> None:
+    def _handle_invalid(values: FloatArray, info: DecodeInfo, on_error: OnError, held: FloatArray | None) -> None:
         invalid = np.flatnonzero(~info.valid)
         if on_error == "raise":
             more = f" (and {len(invalid) - 1} more rows of {len(values)})" if len(invalid) > 1 else ""
             raise TokenizerError(
                 f"row {invalid[0]}: {info.problems[invalid[0]]}{more}; on_error='pad' or 'hold' decodes such rows too"
             )
-        if on_error == "hold":
-            actions = as_numbers(hold, "hold").astype(np.float32)
-            if actions.shape not in ((values.shape[2],), (len(values), values.shape[2])):
-                raise TokenizerError(
-                    f"hold has shape {list(actions.shape)}; needed is [{values.shape[2]}] or "
-                    f"[{len(values)}, {values.shape[2]}]"
-                )
-            held = np.broadcast_to(actions, (len(values), values.shape[2]))
+        if held is not None:
             values[invalid] = held[invalid][:, None, :]
 
     # --- save and load ----------------------------------------------------------------------------------------------
@@ -509,9 +519,12 @@ class FastTokenizer:
             token_uses: how often each id occurs in the fitted chunks, for vocabulary.txt.
 
         Raises:
+            TokenizerError: `token_uses` is not one number for each id.
             OSError: the files cannot be written; what was there before is unharmed.
         """
         target = Path(directory).expanduser()
+        if token_uses is not None and len(token_uses) != self.vocab_size:
+            raise TokenizerError(f"token_uses has {len(token_uses)} numbers for {self.vocab_size} ids")
         if (target.is_symlink() or target.exists()) and not target.is_dir():
             raise NotADirectoryError(f"{target} exists and is no directory")
         finish_interrupted_swap(target)
@@ -576,7 +589,8 @@ class FastTokenizer:
         finish_interrupted_swap(folder)
         if not folder.is_dir():
             text = str(directory_or_hub_id)
-            if isinstance(directory_or_hub_id, Path) or text.startswith((".", "/", "~")) or text.count("/") != 1:
+            local = isinstance(directory_or_hub_id, Path) or text.startswith((".", "/", "~")) or folder.exists()
+            if local or text.count("/") != 1:
                 raise TokenizerError(f"{folder} is no directory, and no hub id of the form owner/name")
             folder = download_snapshot(
                 text,
@@ -593,38 +607,42 @@ class FastTokenizer:
 
     @classmethod
     def _from_directory(cls, folder: Path) -> FastTokenizer:
-        settings = _read_json(folder / layout.PROCESSOR_CONFIG)
+        place = folder / layout.PROCESSOR_CONFIG
+        settings = _read_json(place)
         if "min_token" not in settings or "scale" not in settings:
-            raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG} lacks min_token or scale: no FAST tokenizer")
+            raise TokenizerError(f"{place} lacks min_token or scale: no FAST tokenizer")
         order = settings.get("order", "frequency")
         if order != "frequency":
-            raise TokenizerError(
-                f"{folder / layout.PROCESSOR_CONFIG}: flatten order {order!r} is not known; update pi0-fast"
-            )
-        vocabulary = Vocabulary.from_json(
-            _tokenizer_json(folder), min_token=_whole(settings["min_token"], "min_token", folder), where=str(folder)
-        )
-        if "vocab_size" in settings and settings["vocab_size"] < vocabulary.size:
-            raise TokenizerError(
-                f"{folder / layout.PROCESSOR_CONFIG} says vocab_size {settings['vocab_size']}, but the vocabulary has "
-                f"{vocabulary.size} ids"
-            )
-        own = _read_json(folder / layout.CONFIG) if (folder / layout.CONFIG).is_file() else {}
-        if own.get("format_version", 1) != layout.FORMAT_VERSION:
-            raise TokenizerError(
-                f"{folder / layout.CONFIG} has format_version {own['format_version']!r}, this pi0-fast reads "
-                f"{layout.FORMAT_VERSION}: update pi0-fast"
-            )
+            raise TokenizerError(f"{place}: flatten order {order!r} is not known; update pi0-fast")
+        min_token = _whole(settings["min_token"], "min_token", place)
+        vocabulary = _read_vocabulary(folder, min_token)
+        vocab_size = _whole(settings.get("vocab_size", vocabulary.size), "vocab_size", place)
+        if vocab_size < vocabulary.size:
+            raise TokenizerError(f"{place} says vocab_size {vocab_size}, but the vocabulary has {vocabulary.size} ids")
+        own = _own_config(folder, settings, vocabulary)
         seen = own.get("coefficient_range")
-        normalizer = folder / NORMALIZER
-        return cls(
-            vocabulary,
-            scale=settings["scale"],
-            time_horizon=settings.get("time_horizon"),
-            action_dim=settings.get("action_dim"),
-            normalizer=Normalizer.from_json(_read_json(normalizer)) if normalizer.is_file() else None,
-            coefficient_range=None if seen is None else (int(seen[0]), int(seen[1])),
-        )
+        if seen is not None and not (isinstance(seen, list) and len(seen) == 2):
+            raise TokenizerError(f"{folder / layout.CONFIG}: coefficient_range must be two numbers, not {seen!r}")
+        shape = {
+            name: None if settings.get(name) is None else _whole(settings[name], name, place)
+            for name in ("time_horizon", "action_dim")
+        }
+        normalizer = _read_normalizer(folder / NORMALIZER)
+        try:
+            return cls(
+                vocabulary,
+                scale=settings["scale"],
+                **shape,
+                normalizer=normalizer,
+                coefficient_range=None
+                if seen is None
+                else (
+                    _whole(seen[0], "coefficient_range", folder / layout.CONFIG),
+                    _whole(seen[1], "coefficient_range", folder / layout.CONFIG),
+                ),
+            )
+        except TokenizerError as error:
+            raise TokenizerError(f"{place}: {error}") from error
 
 
 # --- input and output -------------------------------------------------------------------------------------------------
@@ -635,8 +653,9 @@ def _mode_hint(normalizer: Normalizer | None) -> str:
 
 
 def _checked_scale(scale: float | Sequence[float], action_dim: int | None) -> float | list[float]:
-    array = np.asarray(scale, np.float64)
-    if array.ndim > 1 or array.size == 0 or not np.isfinite(array).all() or not (array > 0).all():
+    array = as_numbers(scale, "scale").astype(np.float64)
+    # The range is float32's own, in which coefficients are computed.
+    if array.ndim > 1 or array.size == 0 or not ((array >= 1e-30) & (array <= 1e30)).all():
         raise TokenizerError(f"scale must be a positive number, or one per dimension; got {scale!r}")
     if array.ndim == 1 and action_dim is not None and len(array) != action_dim:
         raise TokenizerError(f"scale has {len(array)} values for {action_dim} dimensions")
@@ -672,7 +691,14 @@ def _as_chunks(chunks: Any, shape: tuple[int | None, int | None]) -> FloatArray:
 
 
 def _quantize(
-    values: FloatArray, scales: FloatArray, low: int, high: int, value_limit: float, num_threads: int | None
+    values: FloatArray,
+    scales: FloatArray,
+    low: int,
+    high: int,
+    value_limit: float,
+    num_threads: int | None,
+    *,
+    first_row: int = 0,
 ) -> tuple[IntArray, IntArray]:
     """Chunks -> clipped coefficients int32 [N, H*D] and saturations int32 [N]; raises on values that are no actions."""
     rows, horizon, size = values.shape
@@ -699,7 +725,7 @@ def _quantize(
             if np.isfinite(value)
             else f"is {value}: repair or leave out that recording"
         )
-        raise TokenizerError(f"the action in row {row}, step {step}, dimension {dim} {what}")
+        raise TokenizerError(f"the action in row {first_row + row}, step {step}, dimension {dim} {what}")
     return coefficients, saturations
 
 
@@ -731,8 +757,11 @@ def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, bool]:
         if array.ndim != 2:
             raise TokenizerError(f"ids have shape {list(array.shape)}; needed is [N, T] or [T]")
         return array.reshape(-1), np.arange(len(array) + 1, dtype=np.int64) * array.shape[1], False
-    rows = list(ids)
-    single = bool(rows) and np.ndim(rows[0]) == 0
+    try:
+        rows = list(ids)
+        single = bool(rows) and np.ndim(rows[0]) == 0
+    except (TypeError, ValueError) as error:
+        raise TokenizerError(f"ids must be a list of lists of ids, or one flat list ({error})") from error
     parts = [_whole_ids(as_numbers(row, f"ids of row {n}")) for n, row in enumerate([rows] if single else rows)]
     if any(part.ndim != 1 for part in parts):
         raise TokenizerError("ids must be a list of lists of ids, or one flat list")
@@ -744,17 +773,30 @@ def _whole_ids(array: npt.NDArray[Any]) -> IntArray:
     if array.size and array.dtype.kind not in "iu":
         raise TokenizerError(f"ids must be whole numbers, got an array of dtype {array.dtype}")
     # Ids beyond 32 bits stay outside every vocabulary, and are reported as such.
-    clipped: IntArray = np.clip(array, -1, np.iinfo(np.int32).max).astype(np.int32)
+    clipped: IntArray = np.clip(array.astype(np.int64), _ID_RANGE.min, _ID_RANGE.max).astype(np.int32)
     return clipped
 
 
 def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: int) -> str:
     if decoded.bad_id[n] >= 0:
         position = int(decoded.bad_id[n])
-        return f"id {row[position]} at position {position} is outside the vocabulary 0 to {vocab_size - 1}"
+        value = int(row[position])
+        shown = "an id beyond 32 bits" if value in (_ID_RANGE.min, _ID_RANGE.max) else f"id {value}"
+        hint = " (padding? pass decode((ids, lengths)))" if value == -1 else ""
+        return f"{shown} at position {position} is outside the vocabulary 0 to {vocab_size - 1}{hint}"
     if decoded.broken[n] >= 0:
         return f"the ids break off inside coefficient {decoded.broken[n]} of {length}"
     return f"the {len(row)} ids hold {decoded.counts[n]} coefficients, a chunk needs {length}"
+
+
+def _checked_hold(hold: Any, rows: int, size: int) -> FloatArray:
+    """The action that each row holds if it is invalid, float32 [rows, D]."""
+    actions = as_numbers(hold, "hold").astype(np.float32)
+    if actions.shape not in ((size,), (rows, size)):
+        raise TokenizerError(f"hold has shape {list(actions.shape)}; needed is [{size}] or [{rows}, {size}]")
+    if not np.isfinite(actions).all():
+        raise TokenizerError("hold has values that are not finite: no robot can hold them")
+    return np.broadcast_to(actions, (rows, size))
 
 
 def _runs_text(expansion: Iterable[int]) -> str:
@@ -785,20 +827,52 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _tokenizer_json(folder: Path) -> dict[str, Any]:
+def _read_vocabulary(folder: Path, min_token: int) -> Vocabulary:
+    """From the root or the subfolder; where it stands in both, the two must agree."""
     places = [folder / layout.TOKENIZER, folder / layout.BPE_FOLDER / layout.TOKENIZER]
     found = [place for place in places if place.is_file()]
     if not found:
         raise TokenizerError(f"{folder} holds neither {layout.TOKENIZER} nor {layout.BPE_FOLDER}/{layout.TOKENIZER}")
     contents = [_read_json(place) for place in found]
-    if len(contents) == 2 and contents[0].get("model") != contents[1].get("model"):
-        raise TokenizerError(f"{found[0]} and {found[1]} hold different vocabularies")
-    return contents[0]
+    first = Vocabulary.from_json(contents[0], min_token=min_token, where=str(found[0]))
+    for content, place in zip(contents[1:], found[1:], strict=True):
+        if content == contents[0]:
+            continue
+        if Vocabulary.from_json(content, min_token=min_token, where=str(place)) != first:
+            raise TokenizerError(f"{found[0]} and {place} hold different vocabularies: delete the wrong one")
+    return first
 
 
-def _whole(value: Any, name: str, folder: Path) -> int:
+def _own_config(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """config.json as pi0-fast writes it, checked against the other files; empty where it is not ours."""
+    place = folder / layout.CONFIG
+    own = _read_json(place) if place.exists() else {}
+    if "format_version" not in own:
+        return {}
+    if own["format_version"] != layout.FORMAT_VERSION:
+        raise TokenizerError(
+            f"{place} has format_version {own['format_version']!r}, this pi0-fast reads {layout.FORMAT_VERSION}: "
+            "install the pi0-fast that wrote it, or a newer one"
+        )
+    for name, value in {**settings, "symbol_format": vocabulary.symbol_format}.items():
+        if name in own and own[name] != value:
+            other = layout.TOKENIZER if name == "symbol_format" else layout.PROCESSOR_CONFIG
+            raise TokenizerError(f"{place} says {name} {own[name]!r}, but {other} says {value!r}")
+    return own
+
+
+def _read_normalizer(place: Path) -> Normalizer | None:
+    if not place.exists():
+        return None
+    try:
+        return Normalizer.from_json(_read_json(place))
+    except TokenizerError as error:
+        raise TokenizerError(f"{place}: {error}") from error
+
+
+def _whole(value: Any, name: str, place: Path) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG}: {name} must be a whole number, not {value!r}")
+        raise TokenizerError(f"{place}: {name} must be a whole number, not {value!r}")
     return value
 
 
@@ -806,14 +880,18 @@ def _keep_other_files(target: Path, temporary: Path) -> None:
     """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
     if not target.is_dir():
         return
-    ours = {name.split("/")[0] for name in layout.FILE_NAMES} | {NORMALIZER, METADATA, VOCABULARY_TEXT}
-    for entry in target.iterdir():
-        if entry.name in ours:
+    ours = {*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT}
+    folders = [target, target / layout.BPE_FOLDER]
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
+    for entry in entries:
+        name = entry.relative_to(target).as_posix()
+        if name in ours:
             continue
+        (temporary / name).parent.mkdir(exist_ok=True)
         if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, temporary / entry.name, symlinks=True, copy_function=_link_or_copy)
+            shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
         else:
-            _link_or_copy(str(entry), str(temporary / entry.name))
+            _link_or_copy(str(entry), str(temporary / name))
 
 
 def _link_or_copy(source: str, destination: str) -> None:

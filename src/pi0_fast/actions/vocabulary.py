@@ -188,16 +188,16 @@ class Vocabulary:
             corpus: rows of coefficients.
             vocab_size: ids at most.
             symbol_format: see the module.
-            headroom: at least 0; the plain format's symbols reach this much further than the largest coefficient seen, on both
-                sides (None: `DEFAULT_HEADROOM`), but never take more than a quarter of the free ids.
-                The reference format has none, like the published fit.
+            headroom: at least 0; the plain format's symbols reach this much further than the largest coefficient seen,
+                on both sides (None: `DEFAULT_HEADROOM`), but never take more than a quarter of the free ids. The
+                reference format has none, like the published fit.
             num_threads: None means all processors; the result does not depend on it.
             progress: called with 1 after each merge.
 
         Raises:
             TokenizerError: more symbols than `vocab_size`; the message says how many. A headroom below 0.
         """
-        if not 0 <= headroom < np.inf:
+        if headroom is not None and not 0 <= headroom < np.inf:
             raise TokenizerError(f"headroom must be a number of at least 0, not {headroom}")
         low, high = min(corpus.low, 0), max(corpus.high, 0)
         span = high - low + 1
@@ -206,7 +206,9 @@ class Vocabulary:
                 f"the coefficients {low} to {high} need {span} symbols, but vocab_size is {vocab_size}"
             )
         if span > FIRST_SURROGATE:
-            raise TokenizerError(f"the coefficients {low} to {high} need {span} symbols; the limit is {FIRST_SURROGATE}")
+            raise TokenizerError(
+                f"the coefficients {low} to {high} need {span} symbols; the limit is {FIRST_SURROGATE}"
+            )
         if symbol_format == "plain":
             extra = int(np.ceil((DEFAULT_HEADROOM if headroom is None else headroom) * max(-low, high)))
             extra = min(extra, (vocab_size - span) // 8)
