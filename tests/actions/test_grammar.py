@@ -27,7 +27,7 @@ def tokenizer(symbol_format: str, scale: float = 10.0) -> FastTokenizer:
 def sample(
     grammar: Grammar, rows: int, budget: int | None, random: np.random.Generator, greedy_for_long: bool = False
 ) -> list[list[int]]:
-    """Random ids under the grammar; with `greedy_for_long` always those of fewest coefficients, to use up the budget."""
+    """Random ids under the grammar; `greedy_for_long` takes those of fewest coefficients, to use up the budget."""
     state = grammar.start(rows, budget=budget)
     found: list[list[int]] = [[] for _ in range(rows)]
     while not state.done.all():
@@ -83,7 +83,7 @@ def test_worked_by_hand() -> None:
     assert legal == {2: [True, True, True, True], 3: [True] * 4, 4: [True] * 4}
     after = grammar.advance(grammar.start(1, budget=2), [0])  # three to come, one token
     assert grammar.allowed(after)[0].tolist() == [False, False, False, True]
-    with pytest.raises(TokenizerError, match="takes 2 tokens .* more than the budget of 1"):
+    with pytest.raises(TokenizerError, match=r"takes 2 tokens .* more than the budget of 1"):
         Grammar(vocabulary, 4, max_tokens=1)
     with pytest.raises(TokenizerError, match="row 0: id 1 may not follow with 3 coefficients and 1 tokens"):
         grammar.advance(after, [1])

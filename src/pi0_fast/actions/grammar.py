@@ -1,12 +1,12 @@
 """Which token may come next, so that a sequence of tokens decodes to exactly H*D coefficients within a token budget.
 
-A model that generates tokens under this grammar gives a valid chunk whatever its weights. Everything is a table: a batched
-decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end mark, and the
+A model that generates tokens under this grammar gives a valid chunk whatever its weights. Everything is a table: a
+batched decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end mark, and the
 mapping to the ids of a language model.
 
 State of a row: how many coefficients are still to come, how many tokens may still be used, and, in byte-level
-vocabularies, where inside a UTF-8 character the last token stopped. With tokens of 1 and 3 coefficients and 4 to come, a
-budget of 2 allows both (1 + 3, 3 + 1), a budget of 4 too, and a budget of 1 nothing: that is refused at the start.
+vocabularies, where inside a UTF-8 character the last token stopped. With tokens of 1 and 3 coefficients and 4 to come,
+a budget of 2 allows both (1 + 3, 3 + 1), a budget of 4 too, and a budget of 1 nothing: that is refused at the start.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class GrammarState:
     @property
     def done(self) -> BoolArray:
         """Which rows hold a whole chunk; nothing may follow but the end mark."""
-        return (self.remaining == 0) & (self.place == 0)
+        finished: BoolArray = (self.remaining == 0) & (self.place == 0)
+        return finished
 
 
 class Grammar:
@@ -81,8 +82,8 @@ class Grammar:
         max_tokens: the largest budget that rows start with.
         fewest: int32 [P, length + 1]; the fewest tokens that end exactly n coefficients on, from each place.
         base: int32 [P, V] and
-        table: int32 flat; ``table[base[place, id] + remaining]`` is the fewest tokens that must follow that id, or `NEVER`.
-            An id is legal where this is below the budget. Both suit torch as they are.
+        table: int32 flat; ``table[base[place, id] + remaining]`` is the fewest tokens that must follow that id, or
+            `NEVER`. An id is legal where this is below the budget. Both suit torch as they are.
         consumed, next_place: int32 [P, V]; the coefficients that an id completes, and where it stops (-1: illegal).
     """
 
@@ -92,7 +93,7 @@ class Grammar:
         Args:
             vocabulary: of either format.
             length: H*D.
-            max_tokens: budget of a chunk; None means `length`, which always suffices in the plain format.
+            max_tokens: budget of a chunk; None means 4 `length`, which no sequence of whole characters exceeds.
 
         Raises:
             TokenizerError: no sequence of `max_tokens` ids holds `length` coefficients; the message says how many must.
@@ -108,21 +109,20 @@ class Grammar:
         self.max_tokens = 4 * length if max_tokens is None else max_tokens
         if self.max_tokens < least:
             raise TokenizerError(
-                f"a chunk of {length} coefficients takes {least} tokens of this vocabulary at least, more than the budget "
-                f"of {self.max_tokens}: raise max_action_tokens, or shorten the chunk"
+                f"a chunk of {length} coefficients takes {least} tokens of this vocabulary at least, more than the "
+                f"budget of {self.max_tokens}: raise max_action_tokens, or shorten the chunk"
             )
         self.base, self.table = self._lookup()
 
     def _lookup(self) -> tuple[IntArray, IntArray]:
-        """Rows of `fewest` behind a margin of NEVER, for ids that hold more than remains; one row more for illegal ids."""
+        """Rows of `fewest` behind a margin of NEVER, for ids holding more than remains; one row more for illegal ids."""
         margin = int(self.consumed.max())
         places, size = len(self.fewest), margin + self.length + 1
         table = np.full((places + 1, size), NEVER, np.int32)
         table[:places, margin:] = self.fewest
         row = np.where(self.next_place < 0, places, self.next_place)
-        return (row * size + margin - np.where(self.next_place < 0, 0, self.consumed)).astype(np.int32), table.reshape(
-            -1
-        )
+        base = row * size + margin - np.where(self.next_place < 0, 0, self.consumed)
+        return base.astype(np.int32), table.reshape(-1)
 
     def start(self, rows: int, *, budget: int | None = None) -> GrammarState:
         """The state of `rows` rows before their first token.
