@@ -1,8 +1,8 @@
 """Which token may come next, so that a sequence of tokens decodes to exactly H*D coefficients within a token budget.
 
 A model that generates tokens under this grammar gives a valid chunk whatever its weights. Everything is a table: a
-batched decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end mark, and the
-mapping to the ids of a language model.
+batched decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end mark, and
+the mapping to the ids of a language model.
 
 State of a row: how many coefficients are still to come, how many tokens may still be used, and, in byte-level
 vocabularies, where inside a UTF-8 character the last token stopped. With tokens of 1 and 3 coefficients and 4 to come,
@@ -115,7 +115,7 @@ class Grammar:
         self.base, self.table = self._lookup()
 
     def _lookup(self) -> tuple[IntArray, IntArray]:
-        """Rows of `fewest` behind a margin of NEVER, for ids holding more than remains; one row more for illegal ids."""
+        """Rows of `fewest` behind a margin of NEVER, for ids holding more than remains; one row for illegal ids."""
         margin = int(self.consumed.max())
         places, size = len(self.fewest), margin + self.length + 1
         table = np.full((places + 1, size), NEVER, np.int32)
