@@ -7,6 +7,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Kernels are compiled on first use, which no deadline of one example should punish.
+settings.register_profile("pi0_fast", deadline=None)
+settings.load_profile("pi0_fast")
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
 
