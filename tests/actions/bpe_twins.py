@@ -1,4 +1,4 @@
-"""Slow, obvious byte-pair encoding and its training, and the same by Hugging Face's `tokenizers`: for comparison only."""
+"""Slow, obvious byte-pair encoding and its training, and the same by Hugging Face's `tokenizers`: for comparison."""
 
 from __future__ import annotations
 
