@@ -240,6 +240,17 @@ def test_output_path() -> None:
     assert TokenizerTrainingConfig("lerobot/pusht", output_dir="a/b").output_path == Path("a/b")
 
 
+def test_the_default_name_on_the_hub_is_the_name_of_the_output_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert TokenizerTrainingConfig("lerobot/pusht").hub_name == "fast_tokenizer_lerobot_pusht"
+    assert TokenizerTrainingConfig("lerobot/pusht", output_dir="a/b/").hub_name == "b"
+    assert TokenizerTrainingConfig("lerobot/pusht", output_dir="a/b", hub_repo_id="me/c").hub_name == "me/c"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    assert TokenizerTrainingConfig("lerobot/pusht", output_dir=".").hub_name == "here"
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -294,7 +305,9 @@ def test_valid_configurations(changes: dict[str, Any]) -> None:
         ({"root": "data", "cache_dir": "c"}, ["--cache_dir", "no effect", "--root"]),
         ({"hub_repo_id": "a/b"}, ["--hub_repo_id", "no effect", "--push_to_hub"]),
         ({"hub_private": True}, ["--hub_private", "no effect", "--push_to_hub"]),
-        ({"push_to_hub": True}, ["--push_to_hub", "not available"]),
+        ({"push_to_hub": True, "hub_repo_id": " "}, ["--hub_repo_id", "not empty"]),
+        ({"push_to_hub": True, "hub_repo_id": "a/b/c"}, ["--hub_repo_id, 'a/b/c'", "owner/name"]),
+        ({"push_to_hub": True, "output_dir": "my tokenizer"}, ["'my tokenizer'", "give --hub_repo_id"]),
     ],
 )
 def test_impossible_values_are_refused_before_any_work(changes: dict[str, Any], words: list[str]) -> None:

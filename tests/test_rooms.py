@@ -28,7 +28,7 @@ ROOMS = [
 ]
 # Inside actions/, from top to bottom.
 ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "grammar", "layout"]
-ACTIONS += ["processing_action_tokenizer", "tokenizer", "report"]
+ACTIONS += ["processing_action_tokenizer", "model_card", "tokenizer", "report"]
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:

@@ -8,6 +8,8 @@ arguments and files, which is `parsing.py`.
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -19,6 +21,8 @@ from pi0_fast.types import UsageError
 
 NORMALIZATION_MODES = ("MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10", "IDENTITY")
 SYMBOL_FORMATS = ("plain", "reference")
+
+_REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 _DATA, _ACTIONS, _NORMALIZATION = "Dataset", "Action encoding", "Normalization"
 _TOKENIZER, _OUTPUT, _HUB = "Tokenizer", "Output", "Hugging Face Hub"
@@ -40,7 +44,7 @@ class TokenizerTrainingConfig:
     root: str | None = option(
         None,
         group=_DATA,
-        help="Local directory of the dataset; the network is then never touched.",
+        help="Local directory of the dataset; the network is then never touched for it.",
         shown="~/.cache/huggingface/lerobot/{repo_id} where it exists, else the Hub",
     )
     revision: str | None = option(
@@ -50,7 +54,7 @@ class TokenizerTrainingConfig:
         None, group=_DATA, help="Where downloads are kept.", shown="the cache of huggingface_hub"
     )
     local_files_only: bool = option(
-        False, group=_DATA, help="Use only what is downloaded already; never touch the network."
+        False, group=_DATA, help="Use only what is downloaded already of the dataset; never ask the Hub for it."
     )
     max_episodes: int | None = option(
         None, group=_DATA, help="Use at most this many episodes, the first ones.", shown="all episodes"
@@ -144,14 +148,17 @@ class TokenizerTrainingConfig:
         """`output_dir`, or `fast_tokenizer_{repo_id}` with `/` as `_`."""
         return Path(self.output_dir or f"fast_tokenizer_{self.repo_id.replace('/', '_')}").expanduser()
 
+    @property
+    def hub_name(self) -> str:
+        """`hub_repo_id`, or the name of the output directory, which then is the name under the token's own user."""
+        return self.hub_repo_id or Path(os.path.abspath(self.output_path)).name
+
     def validate(self) -> None:
         """Refuse what no dataset could make right.
 
         Raises:
             UsageError: naming the flag, the value and what is allowed.
         """
-        if self.push_to_hub:
-            raise UsageError("--push_to_hub is not available in this version: fit without it and upload the directory")
         for name in ("repo_id", "action_key", "state_key"):
             _text(name, getattr(self, name))
         for name in (
@@ -162,6 +169,7 @@ class TokenizerTrainingConfig:
             "delta_dims",
             "delta_state_dims",
             "output_dir",
+            "hub_repo_id",
         ):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
@@ -211,7 +219,15 @@ class TokenizerTrainingConfig:
             for name in ("revision", "cache_dir"):
                 if getattr(self, name) is not None:
                     raise UsageError(f"--{name} has no effect with --root, which never touches the network")
-        if not self.push_to_hub:
+        if self.push_to_hub:
+            if not _REPOSITORY.fullmatch(self.hub_name):
+                which = "--hub_repo_id" if self.hub_repo_id else "the name of the output directory"
+                way_out = "" if self.hub_repo_id else "; give --hub_repo_id"
+                raise UsageError(
+                    f"{which}, {self.hub_name!r}, is no name for a repository on the Hub: owner/name or name, of "
+                    f"letters, digits, - _ and .{way_out}"
+                )
+        else:
             for name in ("hub_repo_id", "hub_private"):
                 if getattr(self, name):
                     raise UsageError(f"--{name} has no effect without --push_to_hub=true")

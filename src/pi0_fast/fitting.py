@@ -2,7 +2,7 @@
 
 Reads the dataset episode by episode (several times rather than all at once), so that memory does not grow with it:
 statistics, then the fit on sampled chunks of the training episodes, then the errors on held-out episodes. Left out: the
-parts themselves (data/, actions/), reports with pictures, and pushing to the hub.
+parts themselves (data/, actions/, hub.py) and reports with pictures.
 """
 
 from __future__ import annotations
@@ -28,20 +28,17 @@ from pi0_fast.actions.chunks import (
     window_count,
 )
 from pi0_fast.actions.normalize import Normalizer
-from pi0_fast.actions.report import Distortion, DistortionMeter, token_statistics
+from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
 from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
 from pi0_fast.configs import TokenizerTrainingConfig
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import DatasetChunks, vector_feature
 from pi0_fast.display import progress, say, warn
+from pi0_fast.hub import HubError, PushTarget
 from pi0_fast.types import UsageError
-
-Table = tuple[str, list[list[Any]], list[str]]
 
 #: A share of clipped frames above this is worth a warning.
 CLIPPED_FRAMES_WARNING = 0.05
-#: The error for which the table says which scale would reach it: a millimetre, for data in metres.
-TARGET_ERROR = 0.001
 
 
 @dataclass(frozen=True)
@@ -83,19 +80,7 @@ class TokenizerTrainingResult:
         yield f"{self.tokenizer.vocab_size} tokens in {self.seconds:.1f} s", rows, ["", "fitted", self.measured_on]
         normalizer = self.tokenizer.normalizer
         assert normalizer is not None
-        names = normalizer.names or [""] * normalizer.size
-        scales = measured.scale_for(self.tokenizer.scale, TARGET_ERROR)
-        width = normalizer.high - normalizer.low
-        columns = (width, measured.rmse, measured.worst, measured.quantization_worst, measured.clipping_worst, scales)
-        per_dim = [
-            [dim, names[dim], *(f"{float(column[dim]):.3g}" for column in columns)] for dim in range(normalizer.size)
-        ]
-        headers = ["", "dimension", "range", "RMSE", "worst", "rounding", "clipping", "scale"]
-        title = (
-            f"Errors on {self.measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by "
-            f"clipping alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
-        )
-        yield title, per_dim, headers
+        yield error_table(measured, self.tokenizer.scale, normalizer, self.measured_on)
 
 
 def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
@@ -106,12 +91,15 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
 
     Raises:
         UsageError: settings that are wrong or do not fit the data; the output directory exists (without `overwrite`).
+        HubError: with `push_to_hub`, a token that may not write there (before the fit), or a push that failed (after
+            the tokenizer was saved).
         DatasetError: the dataset is missing, damaged, or holds no episode as long as a chunk.
         TokenizerError: no vocabulary of that size can express the data.
     """
     begun = time.monotonic()
     config.validate()
     _check_output(config)
+    push = _check_push(config)
     fit = _Fit(config)
     fit.announce()
     normalizer = fit.normalizer()
@@ -127,8 +115,11 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
         )
     lengths, uses = fitter.token_usage(tokenizer)
     metadata = fit.metadata(tokenizer, lengths, measured if fit.held_out else None)
-    tokenizer.save_pretrained(config.output_path, metadata=metadata, token_uses=uses)
+    tokenizer.metadata = metadata
+    tokenizer.save_pretrained(config.output_path, token_uses=uses)
     say(f"saved to {config.output_path}")
+    if push is not None:
+        _push(tokenizer, config, push, uses)
     return TokenizerTrainingResult(
         tokenizer, config.output_path, metadata, measured, measured_on, time.monotonic() - begun
     )
@@ -141,6 +132,34 @@ def _check_output(config: TokenizerTrainingConfig) -> None:
         raise UsageError(f"--output_dir {path} exists and is no directory")
     if path.is_dir() and any(path.iterdir()) and not config.overwrite:
         raise UsageError(f"--output_dir {path} exists; give another one, or --overwrite to replace the tokenizer in it")
+
+
+def _check_push(config: TokenizerTrainingConfig) -> PushTarget | None:
+    """Before hours of work: may the result be pushed? None where nothing is to be pushed."""
+    if not config.push_to_hub:
+        return None
+    target = FastTokenizer.check_push_to_hub(config.hub_name, private=config.hub_private)
+    kind = "existing" if target.exists else "new"
+    say(f"push           to {target.repo_id} ({kind}{', private' if target.private else ''})")
+    if target.doubt:
+        warn(f"{target.doubt}; the tokenizer is saved before it is pushed")
+    return target
+
+
+def _push(
+    tokenizer: FastTokenizer, config: TokenizerTrainingConfig, target: PushTarget, uses: npt.NDArray[np.int64]
+) -> None:
+    """Push what has been saved; a failure says how to do that later."""
+    try:
+        address = tokenizer.push_to_hub(target.repo_id, private=config.hub_private, token_uses=uses)
+    except HubError as error:
+        private = ", private=True" if config.hub_private else ""
+        directory = str(config.output_path.absolute())
+        later = f"FastTokenizer.from_pretrained({directory!r}).push_to_hub({target.repo_id!r}{private})"
+        raise HubError(
+            f"{error}. The tokenizer is saved in {config.output_path}; push it later, in Python: {later}"
+        ) from error
+    say(f"pushed to {address}")
 
 
 class _Fit:

@@ -15,6 +15,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,10 @@ from pi0_fast.actions.bpe import MAX_VOCABULARY
 from pi0_fast.actions.bpe_training import Corpus
 from pi0_fast.actions.chunks import as_numbers
 from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
+from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
-from pi0_fast.hub import download_snapshot
+from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
 from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
 from pi0_fast.types import TokenizerError, UsageError
 
@@ -44,6 +46,10 @@ _ID_RANGE = np.iinfo(np.int32)
 NORMALIZER = "normalizer.json"
 METADATA = "metadata.json"
 VOCABULARY_TEXT = "vocabulary.txt"
+#: A report on the tokenizer may lie in this folder of its directory; this file shows that it is one.
+REPORT_FOLDER, REPORT = "report", "report.json"
+#: Every file that `save_pretrained` may write.
+FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
 
 #: Rows handed to a kernel at a time: some hundred kilobytes of coefficients, which stay in the processor's cache.
 _ROWS_PER_PIECE = 128
@@ -185,6 +191,7 @@ class FastTokenizer:
         time_horizon, action_dim: shape [H, D] of a chunk; None only in published tokenizers that take any.
         normalizer: what the actions were normalised with, when known.
         coefficient_range: the smallest and largest coefficient of the fit, when known.
+        metadata: content of metadata.json (data, settings and measurements of the fit), when known.
     """
 
     def __init__(
@@ -216,6 +223,7 @@ class FastTokenizer:
         self.action_dim = action_dim
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
+        self.metadata: dict[str, Any] | None = None
 
     # --- fit --------------------------------------------------------------------------------------------------------
 
@@ -514,8 +522,8 @@ class FastTokenizer:
 
         Args:
             directory: made if missing.
-            metadata: content of metadata.json; without it an existing metadata.json is removed, as it describes
-                another tokenizer.
+            metadata: content of metadata.json; None: the tokenizer's own `metadata`. Where that is None too, an
+                existing metadata.json is removed, as it describes another tokenizer; so is an earlier report.
             token_uses: how often each id occurs in the fitted chunks, for vocabulary.txt.
 
         Raises:
@@ -531,7 +539,7 @@ class FastTokenizer:
         temporary = temporary_sibling(target)
         try:
             _keep_other_files(target, temporary)
-            self._write_files(temporary, metadata, token_uses)
+            self._write_files(temporary, self.metadata if metadata is None else metadata, token_uses)
             install_directory(temporary, target)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -558,13 +566,82 @@ class FastTokenizer:
             _write_json(folder / METADATA, metadata, sort_keys=False)
         (folder / VOCABULARY_TEXT).write_text(self._vocabulary_text(token_uses), encoding="utf-8")
 
+    @staticmethod
+    def check_push_to_hub(
+        repo_id: str, *, private: bool = False, token: str | bool | None = None, revision: str | None = None
+    ) -> PushTarget:
+        """Find out before a fit whether `push_to_hub` would succeed after it; see `hub.check_push`. Changes nothing.
+
+        Raises:
+            HubError: it would not, or the hub cannot be asked.
+        """
+        return check_push(
+            repo_id,
+            own_files=FILE_NAMES,
+            signature_file=layout.PROCESSING_SOURCE.name,
+            private=private,
+            token=token,
+            revision=revision,
+        )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload FAST tokenizer",
+        token_uses: Sequence[int] | LongArray | None = None,
+    ) -> str:
+        """Upload what `save_pretrained` writes and a model card (README.md, replaced) to the Hugging Face hub.
+
+        One commit; nothing but those files is uploaded, and files of the repository that are no tokenizer's stay.
+
+        Args:
+            repo_id: ``owner/name``, or ``name`` for the token's own user; created when missing.
+            private: make a new repository private; an existing public one is refused then.
+            token: None: the one of `hf auth login`, or HF_TOKEN.
+            revision: branch to push to, made when missing; None: the main branch.
+            commit_message: first line of the commit.
+            token_uses: as in `save_pretrained`.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            HubError: no token, one that may not write there, a repository of something else, or the hub failed.
+        """
+        target = self.check_push_to_hub(repo_id, private=private, token=token, revision=revision)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            self._write_files(folder, self.metadata, token_uses)
+            dataset = (self.metadata or {}).get("repo_id")
+            card = model_card(
+                target.repo_id,
+                self._config(),
+                self.metadata,
+                None if self.normalizer is None else self.normalizer.to_json(),
+                dataset_on_hub=is_hub_id(dataset) and dataset_exists(str(dataset), token=token),
+            )
+            (folder / MODEL_CARD).write_text(card, encoding="utf-8")
+            return push_files(
+                folder,
+                target,
+                own_files=FILE_NAMES,
+                signature_file=layout.PROCESSING_SOURCE.name,
+                token=token,
+                revision=revision,
+                commit_message=commit_message,
+            )
+
     def _vocabulary_text(self, token_uses: Sequence[int] | LongArray | None) -> str:
         """One line for each id: its number, how often it is used, what it stands for."""
         unit = "coefficients" if self.symbol_format == "plain" else "bytes (UTF-8 of coefficient - min_token)"
         lines = [f"# id\tcount\t{unit}"]
         for i, expansion in enumerate(self.vocabulary.expansions):
             count = "?" if token_uses is None else str(int(token_uses[i]))
-            lines.append(f"{i}\t{count}\t{_runs_text(expansion)}")
+            lines.append(f"{i}\t{count}\t{runs_text(expansion)}")
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -629,7 +706,7 @@ class FastTokenizer:
         }
         normalizer = _read_normalizer(folder / NORMALIZER)
         try:
-            return cls(
+            tokenizer = cls(
                 vocabulary,
                 scale=settings["scale"],
                 **shape,
@@ -643,6 +720,8 @@ class FastTokenizer:
             )
         except TokenizerError as error:
             raise TokenizerError(f"{place}: {error}") from error
+        tokenizer.metadata = _read_json(folder / METADATA) if (folder / METADATA).is_file() else None
+        return tokenizer
 
 
 # --- input and output -------------------------------------------------------------------------------------------------
@@ -799,7 +878,7 @@ def _checked_hold(hold: Any, rows: int, size: int) -> FloatArray:
     return np.broadcast_to(actions, (rows, size))
 
 
-def _runs_text(expansion: Iterable[int]) -> str:
+def runs_text(expansion: Iterable[int]) -> str:
     """``3 0*12 -1`` for 3, twelve zeros, -1."""
     runs: list[list[int]] = []
     for value in expansion:
@@ -885,7 +964,7 @@ def _keep_other_files(target: Path, temporary: Path) -> None:
     entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
     for entry in entries:
         name = entry.relative_to(target).as_posix()
-        if name in ours:
+        if name in ours or (name == REPORT_FOLDER and (entry / REPORT).is_file()):
             continue
         (temporary / name).parent.mkdir(exist_ok=True)
         if entry.is_dir() and not entry.is_symlink():
