@@ -7,13 +7,14 @@ the windows are taken, which the caller says.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pi0_fast.actions.chunks import ActionSelection
+from pi0_fast.actions.chunks import ActionSelection, sample_starts, window_count
 from pi0_fast.data import LeRobotReader
 from pi0_fast.display import warn
 from pi0_fast.types import DatasetError, Feature
@@ -37,6 +38,22 @@ def vector_feature(reader: LeRobotReader, key: str) -> Feature:
     if len(feature.shape) == 0:
         return Feature(feature.key, feature.dtype, (1,), feature.names)
     return feature
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Chunks held in memory: raw values float32 [N, H, D], and where each is from.
+
+    Attributes:
+        chunks: float32 [N, H, D].
+        episodes, starts: int64 [N], episode index and first frame of each.
+        windows: how many chunks there are to sample from in the same episodes.
+    """
+
+    chunks: FloatArray
+    episodes: IntArray
+    starts: IntArray
+    windows: int
 
 
 class DatasetChunks:
@@ -96,12 +113,33 @@ class DatasetChunks:
         return self.selection.encoded_names(names) if usable else None
 
     def episodes(self, indices: Sequence[int]) -> Iterator[tuple[int, Any, Any]]:
-        """(index, actions [T, A], states [T, S] or None) of the given episodes, ascending."""
+        """(index, actions [T, A], states [T, S] or None) of the given episodes, ascending.
+
+        Raises:
+            DatasetError: also where an encoded value, or a state that it is relative to, is not finite.
+        """
         relative = self.selection.is_delta
         keys = [self._action_key, self._state_key] if relative else [self._action_key]
         for episode in self.reader.iter_episodes(keys, indices):
             states = episode.columns[self._state_key] if relative else None
-            yield episode.index, episode.columns[self._action_key], states
+            actions = episode.columns[self._action_key]
+            self._check_finite(episode.index, self._action_key, actions, self.selection.dims)
+            if states is not None:
+                self._check_finite(episode.index, self._state_key, states, self.selection.delta_state_dims)
+            yield episode.index, actions, states
+
+    def _check_finite(self, index: int, key: str, values: FloatArray, dims: Sequence[int]) -> None:
+        used = values[:, list(dims)]
+        if np.isfinite(used).all():
+            return
+        frame, place = (int(i) for i in np.argwhere(~np.isfinite(used))[0])
+        dim = dims[place]
+        names = self.reader.feature(key).names
+        named = f" ({names[dim]})" if names is not None and dim < len(names) else ""
+        raise DatasetError(
+            f"episode {index}, frame {frame}: dimension {dim}{named} of {key!r} is {used[frame, place]}: repair or "
+            "leave out that recording"
+        )
 
     def statistics_blocks(self, indices: Sequence[int]) -> Iterator[FloatArray]:
         """What the statistics of the given episodes are taken over; see `ActionSelection.statistics_blocks`."""
@@ -125,3 +163,32 @@ class DatasetChunks:
                     waiting = []
         if waiting:
             yield np.concatenate(waiting)
+
+    def located_blocks(self, indices: Sequence[int]) -> Iterator[tuple[int, FloatArray]]:
+        """`statistics_blocks`, each with the index of its episode."""
+        for index, actions, states in self.episodes(indices):
+            for block in self.selection.statistics_blocks(actions, states, self.horizon):
+                yield index, block
+
+    def sample(
+        self, indices: Sequence[int], most: int, seed: int, advance: Callable[[int], object] | None = None
+    ) -> Sample:
+        """About `most` chunks at most, spread evenly over the given episodes; all of them where there are no more.
+
+        Of more episodes than that, as many are chosen by `seed`. `advance` is told how many episodes were just read.
+        """
+        chosen = sorted(indices)
+        if len(chosen) > most:
+            random = np.random.default_rng(seed)
+            chosen = sorted(chosen[i] for i in random.choice(len(chosen), most, replace=False))
+        windows = sum(window_count(self.lengths[index], self.horizon) for index in chosen)
+        share = min(1.0, most / windows)
+        chunks, episodes, starts = [], [], []
+        for index, actions, states in self.episodes(chosen):
+            first = sample_starts(self.lengths[index], self.horizon, share, seed=seed, episode_index=index)
+            chunks.append(self.selection.window_chunks(actions, states, first, self.horizon))
+            episodes.append(np.full(len(first), index, np.int64))
+            starts.append(first)
+            if advance is not None:
+                advance(1)
+        return Sample(np.concatenate(chunks), np.concatenate(episodes), np.concatenate(starts), windows)

@@ -16,6 +16,11 @@ from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.tokenizer import FastTokenizer
 
 DoubleArray = npt.NDArray[np.float64]
+#: (title, rows, headers) of a table, for a terminal or a page.
+Table = tuple[str, list[list[Any]], list[str]]
+
+#: The error for which the table says which scale would reach it: a millimetre, for data in metres.
+TARGET_ERROR = 0.001
 
 
 def token_statistics(lengths: npt.NDArray[Any], values_per_chunk: int) -> dict[str, float | int]:
@@ -94,7 +99,9 @@ class DistortionMeter:
         self._shape = (chunks.shape[1], chunks.shape[2])
         normalized = self._normalizer.apply(chunks)
         ids, info = self._tokenizer.encode(normalized, return_info=True, num_threads=self._threads)
-        decoded = self._tokenizer.decode(ids, num_threads=self._threads)
+        # A published tokenizer is bound to no shape, and wants to be told.
+        horizon, size = self._shape
+        decoded = self._tokenizer.decode(ids, time_horizon=horizon, action_dim=size, num_threads=self._threads)
         kept = self._normalizer.invert(normalized).astype(np.float64)
         restored = self._normalizer.invert(decoded).astype(np.float64)
         for row, error in enumerate((restored - chunks, kept - chunks, restored - kept)):
@@ -133,3 +140,18 @@ class DistortionMeter:
             clipped_frames=self._clipped_frames / self._steps,
             saturations=self._saturations,
         )
+
+
+def error_table(measured: Distortion, scale: float | list[float], normalizer: Normalizer, measured_on: str) -> Table:
+    """Errors of each dimension; `scale` is that of the tokenizer, `measured_on` says what was measured."""
+    names = normalizer.names or [""] * normalizer.size
+    scales = measured.scale_for(scale, TARGET_ERROR)
+    width = normalizer.high - normalizer.low
+    columns = (width, measured.rmse, measured.worst, measured.quantization_worst, measured.clipping_worst, scales)
+    rows = [[dim, names[dim], *(f"{float(column[dim]):.3g}" for column in columns)] for dim in range(normalizer.size)]
+    headers = ["", "dimension", "range", "RMSE", "worst", "rounding", "clipping", "scale"]
+    title = (
+        f"Errors on {measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by "
+        f"clipping alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
+    )
+    return title, rows, headers
