@@ -213,7 +213,8 @@ def expand(rows: list[list[int]], limit: int) -> tuple[Any, ...]:
     """Ids 0, 1, 2 stand for 7; nothing; 8 9."""
     flat = np.array([i for row in rows for i in row], np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
-    found = expand_rows(flat, offsets, np.array([7, 8, 9], np.int32), np.array([0, 1, 1, 3]), limit)
+    values, bounds = np.array([7, 8, 9], np.int32), np.array([0, 1, 1, 3])
+    found = expand_rows(flat, offsets[:-1], offsets[1:], values, bounds, limit)
     return tuple(array.tolist() for array in found)
 
 

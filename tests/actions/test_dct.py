@@ -139,7 +139,7 @@ def test_the_inverse_is_that_of_scipy(shape: tuple[int, int, int], seed: int) ->
 
 @given(SHAPES, st.integers(0, 2**32 - 1), st.sampled_from([1.0, 10.0, 100.0]))
 def test_round_trip_within_half_a_step(shape: tuple[int, int, int], seed: int, scale: float) -> None:
-    """Rounding moves each of H coefficients by half at most: a dimension's norm by sqrt(H)/2 steps, so every value too."""
+    """Rounding moves each of H coefficients by half at most: a dimension's norm by sqrt(H)/2 steps."""
     chunks = np.random.default_rng(seed).uniform(-1, 1, shape).astype(np.float32)
     coefficients, _, _ = quantize(chunks, scale=scale, low=-(10**6), high=10**6)
     error = dequantize(coefficients, shape[1], shape[2], scale) - chunks
