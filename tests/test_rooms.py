@@ -14,21 +14,26 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "pi0_fast"
 # From top to bottom: a room may import only from rooms above it (or from itself).
 ROOMS = [
     ["types"],
-    ["swap", "hub"],
+    ["swap", "hub", "leader"],
     ["_kernels"],
     ["display"],
     ["parsing"],
     ["configs"],
     ["data"],
     ["actions"],
+    ["reports"],
     ["dataset_chunks"],
+    ["inspection"],
     ["fitting"],
+    ["cached_fitting"],
     ["demo"],
     ["cli"],
 ]
 # Inside actions/, from top to bottom.
-ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "reference_format", "vocabulary", "grammar", "layout"]
-ACTIONS += ["processing_action_tokenizer", "model_card", "tokenizer", "report"]
+ACTIONS = (
+    "chunks normalize dct bpe bpe_training segmentation reference_format vocabulary grammar layout"
+    " processing_action_tokenizer model_card tokenizer report"
+).split()
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:

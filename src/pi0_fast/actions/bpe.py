@@ -286,6 +286,22 @@ def _encode_rows(  # type: ignore[no-untyped-def]
         out_lengths[n] = written
 
 
+@kernel
+def _scatter(flat, lengths, out):  # type: ignore[no-untyped-def]
+    position = 0
+    for n in range(len(lengths)):
+        for i in range(lengths[n]):
+            out[n, i] = flat[position + i]
+        position += lengths[n]
+
+
+def scatter_rows(flat: IntArray, lengths: IntArray, fill: int) -> IntArray:
+    """Rows that lie one after the other, of `lengths` int32 [N], as int32 [N, longest] with `fill` behind them."""
+    out = np.full((len(lengths), int(lengths.max(initial=0))), fill, np.int32)
+    _scatter(flat, lengths, out)
+    return out
+
+
 def encode_rows(
     merges: Merges, rows: IntArray, lengths: npt.NDArray[np.int32] | None = None
 ) -> tuple[IntArray, IntArray]:
@@ -331,15 +347,15 @@ def encode_rows(
 
 
 @kernel
-def _expand_rows(ids, offsets, values, bounds, out, totals, bad):  # type: ignore[no-untyped-def]
+def _expand_rows(ids, starts, ends, values, bounds, out, totals, bad):  # type: ignore[no-untyped-def]
     limit = out.shape[1]
     for n in range(len(out)):
         total = 0
         bad[n] = -1
-        for j in range(offsets[n], offsets[n + 1]):
+        for j in range(starts[n], ends[n]):
             token = ids[j]
             if token < 0 or token >= len(bounds) - 1:
-                bad[n] = j - offsets[n]
+                bad[n] = j - starts[n]
                 break
             for k in range(bounds[token], bounds[token + 1]):
                 if total < limit:
@@ -351,13 +367,18 @@ def _expand_rows(ids, offsets, values, bounds, out, totals, bad):  # type: ignor
 
 
 def expand_rows(
-    ids: IntArray, offsets: npt.NDArray[np.int64], values: IntArray, bounds: npt.NDArray[np.int64], limit: int
+    ids: IntArray,
+    starts: npt.NDArray[np.int64],
+    ends: npt.NDArray[np.int64],
+    values: IntArray,
+    bounds: npt.NDArray[np.int64],
+    limit: int,
 ) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Replace ids by what they stand for; one thread.
 
     Args:
-        ids: int32 flat ids of all rows; row n is ``ids[offsets[n]:offsets[n + 1]]``.
-        offsets: int64 [N + 1].
+        ids: int32 ids of all rows; row n is ``ids[starts[n]:ends[n]]``.
+        starts, ends: int64 [N].
         values, bounds: id t stands for ``values[bounds[t]:bounds[t + 1]]``.
         limit: how many values of each row to keep.
 
@@ -365,8 +386,8 @@ def expand_rows(
         The values int32 [N, limit] (0 beyond a row's end); how many each row would have had, int64 [N]; and the
         position in the row of the first id outside the vocabulary, where expansion stops, int64 [N] (-1: none).
     """
-    rows = len(offsets) - 1
+    rows = len(starts)
     out = np.empty((rows, limit), np.int32)
     totals, bad = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    _expand_rows(ids, offsets, values, bounds, out, totals, bad)
+    _expand_rows(ids, starts, ends, values, bounds, out, totals, bad)
     return out, totals, bad

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -47,6 +48,16 @@ def _pack_rows(rows, lengths, shift, out, packed_lengths):  # type: ignore[no-un
     return written
 
 
+@dataclass(frozen=True)
+class PackedRows:
+    """Some rows as runs: uint32 runs of all of them, how many each row has, and the smallest and largest symbol."""
+
+    runs: PackedArray
+    lengths: IntArray
+    low: int
+    high: int
+
+
 class Corpus:
     """Rows of symbols to train on, all of one length, as runs: 32 bits hold a symbol and its repetitions.
 
@@ -71,20 +82,28 @@ class Corpus:
 
     def add(self, rows: IntArray) -> None:
         """Add int32 [N, L] symbols in [-32768, 32767)."""
-        if not len(rows):
-            return
+        if len(rows):
+            self.append(self.pack(rows))
+
+    @classmethod
+    def pack(cls, rows: IntArray) -> PackedRows:
+        """The first half of `add`, which any thread may do; at least one row."""
         low, high = int(rows.min()), int(rows.max())
-        if low < -self._BIAS or high >= self._BIAS - 1:
+        if low < -cls._BIAS or high >= cls._BIAS - 1:
             raise TokenizerError(f"symbols from {low} to {high} do not fit into 16 bits")
-        self.low = low if self.rows == 0 else min(self.low, low)
-        self.high = high if self.rows == 0 else max(self.high, high)
         out = np.empty(rows.size, np.uint32)
         packed = np.empty(len(rows), np.int32)
         lengths = np.full(len(rows), rows.shape[1], np.int32)
-        written = _pack_rows(rows, lengths, self._BIAS, out, packed)
-        self._parts.append(out[:written].copy())
-        self._lengths.append(packed)
-        self.rows += len(rows)
+        written = _pack_rows(rows, lengths, cls._BIAS, out, packed)
+        return PackedRows(out[:written].copy(), packed, low, high)
+
+    def append(self, piece: PackedRows) -> None:
+        """The second half of `add`."""
+        self.low = piece.low if self.rows == 0 else min(self.low, piece.low)
+        self.high = piece.high if self.rows == 0 else max(self.high, piece.high)
+        self._parts.append(piece.runs)
+        self._lengths.append(piece.lengths)
+        self.rows += len(piece.lengths)
 
     def sequences(self, base: int) -> tuple[PackedArray, IntArray]:
         """All rows as runs, with symbol `base` as id 0, and the number of runs of each row.

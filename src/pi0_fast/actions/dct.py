@@ -42,49 +42,52 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
     """
     rows, horizon, size = chunks.shape
     half = horizon // 2
+    lowest, highest = np.float32(low), np.float32(high)
     folded = np.empty((2, half + 1, size), np.float32)
     total = np.empty(size, np.float32)
     for n in range(rows):
-        bad[n] = -1
+        chunk = chunks[n]
+        strange = 0
         for t in range(horizon):
             for d in range(size):
-                if not (abs(chunks[n, t, d]) <= value_limit):  # also true for NaN
-                    bad[n] = t * size + d
-                    break
-            if bad[n] >= 0:
-                break
-        if bad[n] >= 0:
+                strange += not (abs(chunk[t, d]) <= value_limit)  # also counts NaN
+        bad[n] = -1
+        if strange > 0:
+            while bad[n] < 0 or abs(chunk[bad[n] // size, bad[n] % size]) <= value_limit:
+                bad[n] += 1
             continue
         for t in range(half):
             for d in range(size):
-                first, last = chunks[n, t, d], chunks[n, horizon - 1 - t, d]
+                first, last = chunk[t, d], chunk[horizon - 1 - t, d]
                 folded[0, t, d] = first + last
                 folded[1, t, d] = first - last
         terms = half
         if horizon % 2:  # the middle step stands alone, and counts only for even frequencies
             terms = half + 1
             for d in range(size):
-                folded[0, half, d] = chunks[n, half, d]
+                folded[0, half, d] = chunk[half, d]
                 folded[1, half, d] = np.float32(0.0)
         clipped = 0
         for k in range(horizon):
-            source = folded[k % 2]
+            source, weights = folded[k % 2], matrix[k]
             for d in range(size):
                 total[d] = np.float32(0.0)
-            for t in range(terms):
-                weight = matrix[k, t]
+            t = 0
+            while t + 4 <= terms:  # four at a time, added in order: fewer trips to memory, the same sum
+                w0, w1, w2, w3 = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+                s0, s1, s2, s3 = source[t], source[t + 1], source[t + 2], source[t + 3]
                 for d in range(size):
-                    total[d] += weight * source[t, d]
-            base = k * size
+                    total[d] = total[d] + w0 * s0[d] + w1 * s1[d] + w2 * s2[d] + w3 * s3[d]
+                t += 4
+            while t < terms:
+                for d in range(size):
+                    total[d] += weights[t] * source[t, d]
+                t += 1
+            target = out[n, k * size : (k + 1) * size]
             for d in range(size):
                 value = np.rint(total[d] * scales[d])
-                if value < low:
-                    value = np.float32(low)
-                    clipped += 1
-                elif value > high:
-                    value = np.float32(high)
-                    clipped += 1
-                out[n, base + d] = np.int32(value)
+                clipped += (value < lowest) | (value > highest)
+                target[d] = np.int32(min(max(value, lowest), highest))
         saturations[n] = clipped
 
 

@@ -1,8 +1,8 @@
 """Which token may come next, so that a sequence of tokens decodes to exactly H*D coefficients within a token budget.
 
 A model that generates tokens under this grammar gives a valid chunk whatever its weights. Everything is a table: a
-batched decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end mark, and
-the mapping to the ids of a language model.
+batched decoding loop looks up its rows without any Python work for each. What is not here: probabilities, the end
+mark, and the mapping to the ids of a language model.
 
 State of a row: how many coefficients are still to come, how many tokens may still be used, and, in byte-level
 vocabularies, where inside a UTF-8 character the last token stopped. With tokens of 1 and 3 coefficients and 4 to come,

@@ -16,6 +16,7 @@ import math
 import os
 import shutil
 import tempfile
+from array import array as typed_array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,8 @@ import numpy.typing as npt
 
 from pi0_fast._kernels import run_rows
 from pi0_fast.actions import layout
-from pi0_fast.actions.bpe import MAX_VOCABULARY
-from pi0_fast.actions.bpe_training import Corpus
+from pi0_fast.actions.bpe import MAX_VOCABULARY, scatter_rows
+from pi0_fast.actions.bpe_training import Corpus, PackedRows
 from pi0_fast.actions.chunks import as_numbers
 from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
 from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
@@ -110,20 +111,27 @@ class TokenizerFitter:
         values = _as_chunks(chunks, self.shape)
         scales = _scales(self.scale, self.shape[1])
         limit, known = 32_766, self.corpus.rows
-        coefficients, saturations = _quantize(values, scales, -limit, limit, 1e9, num_threads, first_row=known)
+        pieces: dict[int, PackedRows] = {}
+        ranges: dict[int, tuple[IntArray, IntArray]] = {}
+
+        def use(begin: int, coefficients: IntArray, _: IntArray) -> None:
+            levels = coefficients.reshape(-1, self.shape[1])
+            ranges[begin] = levels.min(axis=0), levels.max(axis=0)
+            pieces[begin] = self.corpus.pack(coefficients)
+
+        saturations = _quantize(values, scales, -limit, limit, 1e9, use, num_threads, first_row=known)
         if saturations.any():
             row = int(np.flatnonzero(saturations)[0])
-            dim = int(np.abs(coefficients[row].reshape(self.shape)).max(axis=0).argmax())
+            dim = int((np.abs(dct_matrix(self.shape[0]) @ values[row]) * scales).max(axis=0).argmax())
             raise TokenizerError(
                 f"chunk {known + row}, dimension {dim}: coefficients exceed {limit}, so these are no normalised "
                 f"actions (the dimension goes from {values[row, :, dim].min():g} to {values[row, :, dim].max():g} "
                 "there); choose a normalization mode other than IDENTITY, or a smaller scale"
             )
-        if len(values):
-            levels = coefficients.reshape(-1, self.shape[1])
-            self._low = np.minimum(self._low, levels.min(axis=0))
-            self._high = np.maximum(self._high, levels.max(axis=0))
-            self.corpus.add(coefficients)
+        for begin in sorted(pieces):  # in the order of the rows, whichever thread was first
+            self._low = np.minimum(self._low, ranges[begin][0])
+            self._high = np.maximum(self._high, ranges[begin][1])
+            self.corpus.append(pieces[begin])
 
     def finish(
         self,
@@ -176,7 +184,7 @@ class TokenizerFitter:
         lengths: list[IntArray] = []
         uses = np.zeros(tokenizer.vocab_size, np.int64)
         for block in self.corpus.blocks():
-            ids, counts = tokenizer._encode_coefficients(block, None)
+            ids, counts = tokenizer.vocabulary.encode(block)
             uses += np.bincount(ids, minlength=len(uses))
             lengths.append(counts)
         return np.concatenate(lengths), uses
@@ -356,34 +364,24 @@ class FastTokenizer:
         T is the longest row's length. Arguments and errors as in `encode`.
         """
         flat, lengths, _ = self._encode(chunks, num_threads)
-        longest = int(lengths.max(initial=0))
-        ids = np.full((len(lengths), longest), -1, np.int32)
-        ids[np.arange(longest) < lengths[:, None]] = flat
-        return ids, lengths
+        return scatter_rows(flat, lengths, -1), lengths
 
     def _encode(self, chunks: Any, num_threads: int | None) -> tuple[IntArray, IntArray, EncodeInfo]:
         values = _as_chunks(chunks, (self.time_horizon, self.action_dim))
         scales = _scales(self.scale, values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
         limit = self._value_limit(scales, values.shape[1])
-        coefficients, saturations = _quantize(values, scales, low, high, limit, num_threads)
-        self.vocabulary.clip_holes(coefficients, saturations)
-        flat, lengths = self._encode_coefficients(coefficients, num_threads)
-        return flat, lengths, EncodeInfo(saturations, lengths)
-
-    def _encode_coefficients(self, coefficients: IntArray, num_threads: int | None) -> tuple[IntArray, IntArray]:
-        """Coefficients int32 [N, H*D] -> all ids one after the other, and the number of each row."""
-        lengths = np.zeros(len(coefficients), np.int32)
+        lengths = np.zeros(len(values), np.int32)
         pieces: dict[int, IntArray] = {}
 
-        def work(begin: int, end: int) -> None:
-            ids, counts = self.vocabulary.encode(coefficients[begin:end])
-            lengths[begin:end] = counts
-            pieces[begin] = ids[np.arange(ids.shape[1]) < counts[:, None]]
+        def use(begin: int, coefficients: IntArray, saturations: IntArray) -> None:
+            self.vocabulary.clip_holes(coefficients, saturations)
+            pieces[begin], counts = self.vocabulary.encode(coefficients)
+            lengths[begin : begin + len(counts)] = counts
 
-        run_rows(work, len(coefficients), num_threads=num_threads, piece=_ROWS_PER_PIECE)
+        saturations = _quantize(values, scales, low, high, limit, use, num_threads)
         flat = np.concatenate([pieces[begin] for begin in sorted(pieces)]) if pieces else np.empty(0, np.int32)
-        return flat, lengths
+        return flat, lengths, EncodeInfo(saturations, lengths)
 
     def _value_limit(self, scales: FloatArray, horizon: int) -> float:
         """Beyond which a value is taken for an action that nobody normalised, rather than clipped.
@@ -461,19 +459,19 @@ class FastTokenizer:
             raise UsageError(f"on_error must be 'raise', 'pad' or 'hold', not {on_error!r}")
         if (on_error == "hold") != (hold is not None):
             raise UsageError("on_error='hold' and hold=, the action to repeat, go together")
-        flat, offsets, single = _as_rows_of_ids(ids)
-        rows, length = len(offsets) - 1, horizon * size
+        flat, starts, ends, single = _as_rows_of_ids(ids)
+        rows, length = len(starts), horizon * size
         held = None if hold is None else _checked_hold(hold, rows, size)
         values = np.empty((rows, horizon, size), np.float32)
         problems: list[str | None] = [None] * rows
         scales = _scales(self.scale, size)
 
         def work(begin: int, end: int) -> None:
-            decoded = self.vocabulary.decode(flat, offsets[begin : end + 1], length)
+            decoded = self.vocabulary.decode(flat, starts[begin:end], ends[begin:end], length)
             for n in np.flatnonzero(
                 (decoded.counts != length) | (decoded.bad_id >= 0) | (decoded.broken >= 0)
             ).tolist():
-                row = flat[offsets[begin + n] : offsets[begin + n + 1]]
+                row = flat[starts[begin + n] : ends[begin + n]]
                 problems[begin + n] = _problem(decoded, n, row, length, self.vocab_size)
             dequantize_rows(decoded.coefficients, dct_matrix(horizon), scales, values[begin:end])
 
@@ -775,23 +773,29 @@ def _quantize(
     low: int,
     high: int,
     value_limit: float,
+    use: Callable[[int, IntArray, IntArray], None],
     num_threads: int | None,
     *,
     first_row: int = 0,
-) -> tuple[IntArray, IntArray]:
-    """Chunks -> clipped coefficients int32 [N, H*D] and saturations int32 [N]; raises on values that are no actions."""
+) -> IntArray:
+    """Chunks -> clipped coefficients, piece by piece, and saturations int32 [N]; raises on values that are no actions.
+
+    ``use(begin, coefficients int32 [n, H*D], saturations int32 [n])`` is called for each piece, in any order and on
+    several threads; it may change both arrays.
+    """
     rows, horizon, size = values.shape
-    coefficients = np.empty((rows, horizon * size), np.int32)
     saturations = np.empty(rows, np.int32)
     bad = np.empty(rows, np.int64)
     matrix = dct_matrix(horizon)
 
     def work(begin: int, end: int) -> None:
         part = slice(begin, end)
+        coefficients = np.empty((end - begin, horizon * size), np.int32)
         quantize_rows(
-            values[part], matrix, scales, low, high, np.float32(value_limit),
-            coefficients[part], saturations[part], bad[part],
-        )  # fmt: skip
+            values[part], matrix, scales, low, high, np.float32(value_limit), coefficients, saturations[part], bad[part]
+        )
+        if (bad[part] < 0).all():
+            use(begin, coefficients, saturations[part])
 
     run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
     wrong = np.flatnonzero(bad >= 0)
@@ -805,7 +809,7 @@ def _quantize(
             else f"is {value}: repair or leave out that recording"
         )
         raise TokenizerError(f"the action in row {first_row + row}, step {step}, dimension {dim} {what}")
-    return coefficients, saturations
+    return saturations
 
 
 def _resolve(name: str, own: int | None, asked: int | None) -> int:
@@ -820,39 +824,58 @@ def _resolve(name: str, own: int | None, asked: int | None) -> int:
     return found
 
 
-def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, bool]:
-    """Every accepted form as (flat int32, offsets int64 [N + 1], whether it was one flat row)."""
+def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, LongArray, bool]:
+    """Every accepted form as (int32 ids, row n from starts[n] to ends[n], whether it was one flat row)."""
     if isinstance(ids, tuple) and len(ids) == 2 and getattr(ids[0], "ndim", 0) == 2:
         array = _whole_ids(as_numbers(ids[0], "ids"))
         lengths = _whole_ids(as_numbers(ids[1], "lengths")).astype(np.int64)
         if lengths.shape != (len(array),) or (lengths < 0).any() or (lengths > array.shape[1]).any():
             raise TokenizerError(f"lengths of shape {list(lengths.shape)} do not fit ids of shape {list(array.shape)}")
-        flat = array[np.arange(array.shape[1]) < lengths[:, None]]
-        return flat, np.concatenate([[0], np.cumsum(lengths)]), False
+        starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
+        return array.reshape(-1), starts, starts + lengths, False
     if hasattr(ids, "ndim"):
         array = _whole_ids(as_numbers(ids, "ids"))
         if array.ndim == 1:
-            return array, np.array([0, len(array)]), True
+            return array, np.array([0]), np.array([len(array)]), True
         if array.ndim != 2:
             raise TokenizerError(f"ids have shape {list(array.shape)}; needed is [N, T] or [T]")
-        return array.reshape(-1), np.arange(len(array) + 1, dtype=np.int64) * array.shape[1], False
+        starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
+        return array.reshape(-1), starts, starts + array.shape[1], False
     try:
         rows = list(ids)
         single = bool(rows) and np.ndim(rows[0]) == 0
     except (TypeError, ValueError) as error:
         raise TokenizerError(f"ids must be a list of lists of ids, or one flat list ({error})") from error
-    parts = [_whole_ids(as_numbers(row, f"ids of row {n}")) for n, row in enumerate([rows] if single else rows)]
+    flat, counts = _joined([rows] if single else rows)
+    ends = np.cumsum(counts, dtype=np.int64)
+    return flat, ends - counts, ends, single
+
+
+def _joined(rows: list[Any]) -> tuple[IntArray, LongArray]:
+    """A list of rows of ids as one int32 array, and how many each row has."""
+    if all(type(row) is list for row in rows):
+        joined = typed_array("i")  # takes whole numbers only, several times faster than numpy
+        try:
+            for row in rows:
+                joined.fromlist(row)
+        except (TypeError, OverflowError):
+            pass  # what is wrong, or merely large, is found with its row below
+        else:
+            return np.frombuffer(joined, np.int32), np.fromiter(map(len, rows), np.int64, len(rows))
+    parts = [_whole_ids(as_numbers(row, f"ids of row {n}")) for n, row in enumerate(rows)]
     if any(part.ndim != 1 for part in parts):
         raise TokenizerError("ids must be a list of lists of ids, or one flat list")
     flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    return flat, np.concatenate([[0], np.cumsum([len(part) for part in parts], dtype=np.int64)]), single
+    return flat, np.array([len(part) for part in parts], np.int64)
 
 
-def _whole_ids(array: npt.NDArray[Any]) -> IntArray:
-    if array.size and array.dtype.kind not in "iu":
-        raise TokenizerError(f"ids must be whole numbers, got an array of dtype {array.dtype}")
+def _whole_ids(ids: npt.NDArray[Any]) -> IntArray:
+    if ids.dtype == np.int32:
+        return np.ascontiguousarray(ids)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise TokenizerError(f"ids must be whole numbers, got an array of dtype {ids.dtype}")
     # Ids beyond 32 bits stay outside every vocabulary, and are reported as such.
-    clipped: IntArray = np.clip(array.astype(np.int64), _ID_RANGE.min, _ID_RANGE.max).astype(np.int32)
+    clipped: IntArray = np.clip(ids.astype(np.int64), _ID_RANGE.min, _ID_RANGE.max).astype(np.int32)
     return clipped
 
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from pi0_fast.actions.bpe import IntArray, Merges, encode_rows, expand_rows
 from pi0_fast.actions.bpe_training import Corpus, pack_sequences, train_merges
 from pi0_fast.actions.reference_format import FIRST_SURROGATE, byte_characters, from_byte_rows, to_byte_rows
+from pi0_fast.actions.segmentation import SearchTables, is_searchable, search_tables, segment_rows
 from pi0_fast.types import TokenizerError
 
 SymbolFormat = Literal["plain", "reference"]
@@ -130,11 +131,20 @@ class Vocabulary:
         return np.array([ids.get(character, -1) for character in byte_characters()], np.int32)
 
     def encode(self, coefficients: IntArray) -> tuple[IntArray, IntArray]:
-        """Coefficients int32 [N, L], all encodable, -> ids int32 [N, M] and their numbers int32 [N]; one thread."""
+        """Coefficients int32 [N, L], all encodable, -> all ids, row after row, and how many each has; one thread."""
         if self.symbol_format == "plain":
-            return encode_rows(self.merges, coefficients - np.int32(self.min_token))
-        rows, lengths = to_byte_rows(coefficients, self.min_token, self._byte_ids)
-        return encode_rows(self.merges, rows, lengths)
+            rows, lengths = coefficients - np.int32(self.min_token), None
+        else:
+            rows, lengths = to_byte_rows(coefficients, self.min_token, self._byte_ids)
+        if self._search is not None:
+            return segment_rows(self._search, rows, lengths)
+        ids, counts = encode_rows(self.merges, rows, lengths)
+        return ids[np.arange(ids.shape[1]) < counts[:, None]], counts
+
+    @cached_property
+    def _search(self) -> SearchTables | None:
+        """The quicker encoder's tables, for vocabularies that it can take."""
+        return search_tables(self.merges) if is_searchable(self.merges) else None
 
     @cached_property
     def expansions(self) -> tuple[tuple[int, ...], ...]:
@@ -154,18 +164,18 @@ class Vocabulary:
         values = np.array([value for expansion in self.expansions for value in expansion], np.int32)
         return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
-    def decode(self, ids: IntArray, offsets: LongArray, length: int) -> Decoded:
-        """Flat ids int32, row n being ``ids[offsets[n]:offsets[n + 1]]``, -> `length` coefficients a row."""
+    def decode(self, ids: IntArray, starts: LongArray, ends: LongArray, length: int) -> Decoded:
+        """Ids int32, row n being ``ids[starts[n]:ends[n]]``, -> `length` coefficients a row; one thread."""
         values, bounds = self._expansion_arrays
         if self.symbol_format == "plain":
-            out, counts, bad = expand_rows(ids, offsets, values, bounds, length)
+            out, counts, bad = expand_rows(ids, starts, ends, values, bounds, length)
             return Decoded(out, counts, bad, np.full(len(out), -1, np.int64))
         limit = 4 * length  # bytes that hold any chunk
-        rows, sizes, bad = expand_rows(ids, offsets, values, bounds, limit)
+        rows, sizes, bad = expand_rows(ids, starts, ends, values, bounds, limit)
         out, counts, broken = from_byte_rows(rows, np.minimum(sizes, limit), self.min_token, length)
         for n in np.flatnonzero(sizes > limit).tolist():  # never a chunk; read whole, one by one, for the true count
-            part = offsets[n : n + 2]
-            whole, size, _ = expand_rows(ids, part, values, bounds, int(sizes[n]))
+            one = slice(n, n + 1)
+            whole, size, _ = expand_rows(ids, starts[one], ends[one], values, bounds, int(sizes[n]))
             out[n], counts[n], broken[n] = (a[0] for a in from_byte_rows(whole, size, self.min_token, length))
         return Decoded(out, counts, bad, broken)
 

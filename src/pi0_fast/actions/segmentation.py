@@ -1,0 +1,265 @@
+"""Byte-pair encoding as a search: the one way to cut a row into tokens in which every two neighbours fit.
+
+Replaying merges (bpe.py) looks at every pair once for each merge. But where every id is made by one merge only, a cut
+of a row into tokens is the byte-pair encoding exactly if each pair of neighbouring tokens alone would be encoded as
+itself.
+So walk along the row, take the longest token that fits its left neighbour, and step back where none does. Whether two
+tokens fit is found by undoing their merges at the seam, the latest first, and remembered in a table.
+
+What is not here: vocabularies in which two merges make the same id; those are left to bpe.py.
+
+With the merges (0, 0) -> 2 and (2, 2) -> 3: in 0 0 0 the longest token, 2, is followed by 0, and they fit; 0 followed
+by 2 would not, since merging goes from left to right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast._kernels import inlined, kernel
+from pi0_fast.actions.bpe import IntArray, Merges
+
+_NO_RANK = np.int32(0x7FFFFFFF)
+_FITS, _FITS_NOT = np.int8(1), np.int8(2)
+#: Up to this many ids, what is known of pairs is kept in a table (16 MB at most); beyond it is found anew each time.
+_LARGEST_REMEMBERED = 4096
+
+
+@dataclass(frozen=True)
+class SearchTables:
+    """What `segment_rows` looks up; built once for a vocabulary by `search_tables`.
+
+    Attributes:
+        keys, children: hash table of the trie of all expansions: (node + 1) << 32 | base id -> node, from root 0.
+        longest: int32 [nodes]; the longest token that begins the way to each node, -1 at the root.
+        shorter: int32 [V]; the longest token that is a proper beginning of each token, -1 if there is none.
+        widths: int32 [V]; base ids of each token.
+        common: the base id that most often stands in runs.
+        chain: int32; the node after 0, 1, 2, ... times `common`.
+        pairs, ranks: hash table of the merges, as in `Merges.table`.
+        born: int32 [V]; the rank of the merge that makes each token, -1 for base ids.
+        left, right: int32 [V]; what that merge joins.
+        known: int8 [V * V] or empty; whether two tokens fit, as far as it has been asked.
+    """
+
+    keys: npt.NDArray[np.uint64]
+    children: IntArray
+    longest: IntArray
+    shorter: IntArray
+    widths: IntArray
+    common: int
+    chain: IntArray
+    pairs: npt.NDArray[np.uint32]
+    ranks: IntArray
+    born: IntArray
+    left: IntArray
+    right: IntArray
+    known: npt.NDArray[np.int8]
+
+
+def is_searchable(merges: Merges) -> bool:
+    """Whether every id is made by one merge only, so that `segment_rows` gives the byte-pair encoding."""
+    return len(np.unique(merges.result)) == len(merges.result) and not (merges.result < merges.base_size).any()
+
+
+def search_tables(merges: Merges) -> SearchTables:
+    """Build the tables of a vocabulary for which `is_searchable`; some ten milliseconds."""
+    expansions = merges.expansions
+    values = np.array([value for expansion in expansions for value in expansion], np.int32)
+    bounds = np.concatenate([[0], np.cumsum([len(expansion) for expansion in expansions], dtype=np.int64)])
+    size = 1 << 12
+    while True:  # most ways begin alike, so the number of nodes is not known before
+        keys, children = np.zeros(size, np.uint64), np.zeros(size, np.int32)
+        longest = np.full(size, -1, np.int32)
+        shorter = np.full(len(expansions), -1, np.int32)
+        nodes = _build_trie(values, bounds, keys, children, longest, shorter)
+        if nodes > 0:
+            break
+        size *= 4
+    common = int(np.bincount(values).argmax())
+    chain = [0]
+    while (node := _child(keys, children, chain[-1], common)) >= 0:
+        chain.append(node)
+    count = len(expansions)
+    born, left, right = np.full(count, -1, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
+    born[merges.result] = np.arange(len(merges.result))
+    left[merges.result], right[merges.result] = merges.left, merges.right
+    pairs, ranks, _ = merges.table
+    known = np.zeros(count * count if count <= _LARGEST_REMEMBERED else 0, np.int8)
+    return SearchTables(
+        keys, children, longest[:nodes].copy(), shorter, merges.widths, common, np.array(chain, np.int32),
+        pairs, ranks, born, left, right, known,
+    )  # fmt: skip
+
+
+@inlined
+def _find(keys, node, symbol):  # type: ignore[no-untyped-def]
+    """The slot of a trie edge, or the empty one where it would go."""
+    mask = np.uint64(len(keys) - 1)
+    key = (np.uint64(node + 1) << np.uint64(32)) | np.uint64(symbol)
+    slot = ((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & mask
+    while keys[slot] != np.uint64(0) and keys[slot] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot, key
+
+
+@kernel
+def _child(keys, children, node, symbol):  # type: ignore[no-untyped-def]
+    slot, _ = _find(keys, node, symbol)
+    return children[slot] if keys[slot] != np.uint64(0) else -1
+
+
+@kernel
+def _build_trie(values, bounds, keys, children, longest, shorter):  # type: ignore[no-untyped-def]
+    """Fill the tables; returns the number of nodes, or -1 if there are more than a quarter of the slots."""
+    nodes = 1
+    for token in range(len(bounds) - 1):
+        node = 0
+        for k in range(bounds[token], bounds[token + 1]):
+            slot, key = _find(keys, node, values[k])
+            if keys[slot] == np.uint64(0):
+                if nodes * 4 >= len(keys):
+                    return -1
+                keys[slot], children[slot] = key, nodes
+                nodes += 1
+            node = children[slot]
+        longest[node] = token
+    ends = longest.copy()
+    for token in range(len(bounds) - 1):
+        node, before = 0, -1
+        for k in range(bounds[token], bounds[token + 1]):
+            slot, _ = _find(keys, node, values[k])
+            node = children[slot]
+            if k + 1 == bounds[token + 1]:
+                shorter[token] = before
+            if ends[node] >= 0:
+                before = ends[node]
+            longest[node] = before
+    return nodes
+
+
+@inlined
+def _rank_of(left, right, pairs, ranks):  # type: ignore[no-untyped-def]
+    mask = np.uint32(len(pairs) - 1)
+    key = (np.uint32(left) << np.uint32(16)) | np.uint32(right)
+    slot = np.uint32(((key * np.uint32(2654435769)) >> np.uint32(12)) & mask)
+    while ranks[slot] != _NO_RANK and pairs[slot] != key:
+        slot = (slot + np.uint32(1)) & mask
+    return ranks[slot]
+
+
+@kernel
+def _fit(x, y, pairs, ranks, born, left, right):  # type: ignore[no-untyped-def]
+    """Whether x followed by y is how byte-pair encoding cuts what they stand for.
+
+    Going back in time, the tokens at the seam are ever smaller parts of x and y. At no time may their own merge have
+    come before the merge that took one of them away from the seam. Equal ranks are merged from left to right, so a
+    merge inside x comes before an equal one at the seam, and one inside y after it.
+    """
+    limit = _NO_RANK
+    while True:
+        if _rank_of(x, y, pairs, ranks) < limit:
+            return False
+        if born[x] < 0 and born[y] < 0:
+            return True
+        if born[x] > born[y]:
+            limit = born[x]
+            x = right[x]
+        else:
+            limit = born[y] + 1
+            y = left[y]
+
+
+@kernel
+def _segment_rows(  # type: ignore[no-untyped-def]
+    rows, lengths, keys, children, longest, shorter, widths, common, chain,
+    pairs, ranks, born, left, right, known, out, out_lengths,
+):  # fmt: skip
+    count_of_tokens = len(widths)
+    remember = len(known) > 0
+    run_from = np.empty(rows.shape[1] + 1, np.int32)  # how many `common` follow from each place
+    dead = np.empty(rows.shape[1] + 1, np.bool_)  # places from which the row cannot be cut to its end
+    base = 0  # where the row's ids begin in `out`
+    for n in range(len(rows)):
+        row, count, size = rows[n], 0, lengths[n]
+        run = 0
+        for i in range(size - 1, -1, -1):
+            run = run + 1 if row[i] == common else 0
+            run_from[i] = run
+            dead[i] = False
+        dead[size] = False
+        begin = 0
+        while begin < size:
+            end = begin
+            while end < size and row[end] >= 0:
+                end += 1
+            first = count  # the first token between two barriers has no left neighbour
+            position, token, retry = begin, np.int32(-1), False
+            while position < end:
+                if not retry:
+                    # The longest token from here: jump over a run of the common id, then walk the trie.
+                    run = run_from[position]
+                    steps = min(run, len(chain) - 1)
+                    node, at = chain[steps], position + steps
+                    walking = steps == run
+                    while walking and at < end:
+                        slot, _ = _find(keys, node, row[at])
+                        walking = keys[slot] != np.uint64(0)
+                        if walking:
+                            node = children[slot]
+                            at += 1
+                    token = longest[node]
+                placed = False
+                while token >= 0 and not placed:
+                    placed = not dead[position + widths[token]]
+                    if placed and count > first:
+                        before = out[base + count - 1]
+                        if remember:
+                            fact = known[before * count_of_tokens + token]
+                            if fact == 0:
+                                fact = _FITS if _fit(before, token, pairs, ranks, born, left, right) else _FITS_NOT
+                                known[before * count_of_tokens + token] = fact
+                            placed = fact == _FITS
+                        else:
+                            placed = _fit(before, token, pairs, ranks, born, left, right)
+                    if not placed:
+                        token = shorter[token]
+                retry = not placed
+                if placed:
+                    out[base + count] = token
+                    count += 1
+                    position += widths[token]
+                else:  # step back, and try what is shorter there
+                    dead[position] = True
+                    count -= 1
+                    token = out[base + count]
+                    position -= widths[token]
+                    token = shorter[token]
+            begin = end + 1
+        out_lengths[n] = count
+        base += count
+    return base
+
+
+def segment_rows(tables: SearchTables, rows: IntArray, lengths: IntArray | None = None) -> tuple[IntArray, IntArray]:
+    """Encode each row of base ids; one thread.
+
+    Args:
+        tables: of the vocabulary.
+        rows: int32 [N, L] base ids, or -1 for a barrier.
+        lengths: int32 [N], how many entries of each row count; None means L.
+
+    Returns:
+        The ids of all rows, one row after the other, int32, and how many each row has, int32 [N].
+    """
+    if lengths is None:
+        lengths = np.full(len(rows), rows.shape[1], np.int32)
+    out = np.empty(rows.size, np.int32)
+    out_lengths = np.empty(len(rows), np.int32)
+    arguments: list[Any] = list(tables.__dict__.values())
+    written = _segment_rows(rows, lengths, *arguments, out, out_lengths)
+    return out[:written].copy(), out_lengths
