@@ -30,10 +30,8 @@ ROOMS = [
     ["cli"],
 ]
 # Inside actions/, from top to bottom.
-ACTIONS = (
-    "chunks normalize dct bpe bpe_training segmentation reference_format vocabulary grammar layout"
-    " processing_action_tokenizer model_card tokenizer report"
-).split()
+ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "segmentation", "reference_format", "vocabulary", "grammar"]
+ACTIONS += ["layout", "processing_action_tokenizer", "model_card", "tokenizer", "report", "details", "survey"]
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast._kernels import inlined, kernel
-from pi0_fast.actions.bpe import IntArray, Merges
+from pi0_fast.actions.bpe import IntArray, Merges, encode_rows
 
 _NO_RANK = np.int32(0x7FFFFFFF)
 _FITS, _FITS_NOT = np.int8(1), np.int8(2)
@@ -67,8 +67,13 @@ def is_searchable(merges: Merges) -> bool:
 
 
 def search_tables(merges: Merges) -> SearchTables:
-    """Build the tables of a vocabulary for which `is_searchable`; some ten milliseconds."""
-    expansions = merges.expansions
+    """Build the tables of a vocabulary for which `is_searchable`; some ten milliseconds.
+
+    A token that byte-pair encoding never makes, because merges of lower rank break up what it stands for, has no place
+    in the trie.
+    """
+    made = _tokens_that_are_made(merges)
+    expansions = [expansion if made[i] else () for i, expansion in enumerate(merges.expansions)]
     values = np.array([value for expansion in expansions for value in expansion], np.int32)
     bounds = np.concatenate([[0], np.cumsum([len(expansion) for expansion in expansions], dtype=np.int64)])
     size = 1 << 12
@@ -94,6 +99,20 @@ def search_tables(merges: Merges) -> SearchTables:
         keys, children, longest[:nodes].copy(), shorter, merges.widths, common, np.array(chain, np.int32),
         pairs, ranks, born, left, right, known,
     )  # fmt: skip
+
+
+def _tokens_that_are_made(merges: Merges) -> npt.NDArray[np.bool_]:
+    """Which tokens are the encoding of what they stand for, bool [V]."""
+    made = np.ones(len(merges.expansions), bool)
+    for begin in range(0, len(made), 512):
+        part = merges.expansions[begin : begin + 512]
+        lengths = np.array([len(expansion) for expansion in part], np.int32)
+        rows = np.zeros((len(part), int(lengths.max())), np.int32)
+        for row, expansion in zip(rows, part, strict=True):
+            row[: len(expansion)] = expansion
+        ids, counts = encode_rows(merges, rows, lengths)
+        made[begin : begin + 512] = (counts == 1) & (ids[:, 0] == np.arange(begin, begin + len(part)))
+    return made
 
 
 @inlined
@@ -127,7 +146,8 @@ def _build_trie(values, bounds, keys, children, longest, shorter):  # type: igno
                 keys[slot], children[slot] = key, nodes
                 nodes += 1
             node = children[slot]
-        longest[node] = token
+        if node > 0:
+            longest[node] = token
     ends = longest.copy()
     for token in range(len(bounds) - 1):
         node, before = 0, -1
@@ -233,6 +253,8 @@ def _segment_rows(  # type: ignore[no-untyped-def]
                     out[base + count] = token
                     count += 1
                     position += widths[token]
+                elif count == first:
+                    return -1  # no cut at all: cannot be, see segment_rows
                 else:  # step back, and try what is shorter there
                     dead[position] = True
                     count -= 1
@@ -262,4 +284,6 @@ def segment_rows(tables: SearchTables, rows: IntArray, lengths: IntArray | None 
     out_lengths = np.empty(len(rows), np.int32)
     arguments: list[Any] = list(tables.__dict__.values())
     written = _segment_rows(rows, lengths, *arguments, out, out_lengths)
+    if written < 0:
+        raise RuntimeError("a row has no byte-pair encoding: its ids are not all base ids of the vocabulary")
     return out[:written].copy(), out_lengths
