@@ -18,7 +18,7 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 test-slow: $(STAMP)  ## also the long runs: kills, other Python versions, other libraries' environments
-	PI0_FAST_INTEROP=4.57.6,5.5.4,newest $(BIN)/python -m pytest -m "slow or interop" $(PYTEST_ARGS)
+	PI0_FAST_INTEROP=4.57.6,5.5.4,newest,hub-0.36 $(BIN)/python -m pytest -m "slow or interop" $(PYTEST_ARGS)
 	$(BIN)/python tests/python_versions.py
 
 benchmarks: $(STAMP)

@@ -1,4 +1,6 @@
-"""Environments with other versions of transformers, without pi0-fast, in `.venv-interop/` of the repository.
+"""Environments with other versions of other libraries, in `.venv-interop/` of the repository.
+
+Those named after a version of transformers are without pi0-fast; `hub-0.36` is pi0-fast with an older huggingface_hub.
 
     python tests/interop/make_environments.py 5.5.4 newest
 
@@ -15,13 +17,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2] / ".venv-interop"
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROOT = REPOSITORY / ".venv-interop"
 # No torch: transformers reads a tokenizer without it.
-REQUIREMENTS = {
+TRANSFORMERS = {
     "4.57.6": ["transformers==4.57.6", "numpy", "scipy"],
     "5.5.4": ["transformers==5.5.4", "numpy", "scipy"],
     "newest": ["transformers>=5.24", "numpy", "scipy"],
 }
+HUBS = {"hub-0.36": ["huggingface_hub==0.36.*", "--editable", str(REPOSITORY)]}
+REQUIREMENTS = {**TRANSFORMERS, **HUBS}
 
 
 def make_environment(name: str) -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from make_environments import REQUIREMENTS, make_environment
+from make_environments import HUBS, REQUIREMENTS, TRANSFORMERS, make_environment
 from tokenizers import Tokenizer
 
 from pi0_fast.actions import layout
@@ -27,7 +27,8 @@ from pi0_fast.actions.tokenizer import FastTokenizer
 
 pytestmark = pytest.mark.interop
 
-WANTED = [name.strip() for name in os.environ.get("PI0_FAST_INTEROP", "").split(",") if name.strip()]
+NAMED = [name.strip() for name in os.environ.get("PI0_FAST_INTEROP", "").split(",") if name.strip()]
+WANTED = [name for name in NAMED if name not in HUBS]  # test_hub.py has those
 PROBE = Path(__file__).with_name("probe.py")
 # The byte-level kind is one of several in which transformers could change something; all are loaded everywhere.
 KINDS = ["plain", "per_dimension", "reference", "published", "published_fit"]
@@ -132,7 +133,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReque
 def python(request: pytest.FixtureRequest) -> Path:
     """The interpreter of one of the environments."""
     if not WANTED:
-        pytest.skip(f"PI0_FAST_INTEROP names no environments; there are {', '.join(REQUIREMENTS)}")
+        pytest.skip(f"PI0_FAST_INTEROP names no environments; there are {', '.join(TRANSFORMERS)}")
     assert request.param in REQUIREMENTS, f"PI0_FAST_INTEROP names {request.param}; there are {list(REQUIREMENTS)}"
     return make_environment(request.param)
 
