@@ -95,6 +95,10 @@ def run_rows(work: Callable[[int, int], None], rows: int, *, num_threads: int | 
     Pieces may run in any order and at the same time, so each must write only its own rows. The first exception of
     any piece is raised here, after all have stopped. `work` must not call `run_rows` itself.
     """
+    if rows <= piece and num_threads is None:
+        if rows > 0:
+            work(0, rows)
+        return
     bounds = [(begin, min(begin + piece, rows)) for begin in range(0, rows, piece)]
     threads = min(resolve_threads(num_threads), len(bounds))
     if threads <= 1:

@@ -31,7 +31,7 @@ def dct_matrix(horizon: int) -> npt.NDArray[np.float32]:
 
 @kernel
 def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturations, bad):  # type: ignore[no-untyped-def]
-    """Chunks float32 [N, H, D] -> clipped integer coefficients, flattened: out int32 [N, H*D].
+    """Chunks float32 [N, H, D] -> clipped integer coefficients, flattened: out int32 [N, H*D]; whether all are good.
 
     `scales` float32 [D]. Coefficients outside [low, high] are clipped; `saturations` int32 [N] counts them. A value
     that is not finite, or larger than `value_limit`, is reported by its flat position in `bad` int64 [N] (else -1),
@@ -42,6 +42,7 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
     """
     rows, horizon, size = chunks.shape
     half = horizon // 2
+    all_good = True
     lowest, highest = np.float32(low), np.float32(high)
     folded = np.empty((2, half + 1, size), np.float32)
     total = np.empty(size, np.float32)
@@ -55,6 +56,7 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
         if strange > 0:
             while bad[n] < 0 or abs(chunk[bad[n] // size, bad[n] % size]) <= value_limit:
                 bad[n] += 1
+            all_good = False
             continue
         for t in range(half):
             for d in range(size):
@@ -89,6 +91,7 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
                 clipped += (value < lowest) | (value > highest)
                 target[d] = np.int32(min(max(value, lowest), highest))
         saturations[n] = clipped
+    return all_good
 
 
 @kernel

@@ -231,6 +231,7 @@ class FastTokenizer:
         self.action_dim = action_dim
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
+        self._scale_arrays: dict[int, FloatArray] = {}
         self.metadata: dict[str, Any] | None = None
 
     # --- fit --------------------------------------------------------------------------------------------------------
@@ -350,6 +351,8 @@ class FastTokenizer:
         """
         flat, lengths, info = self._encode(chunks, num_threads)
         values = flat.tolist()
+        if len(lengths) == 1:
+            return ([values], info) if return_info else [values]
         ends = np.cumsum(lengths).tolist()
         rows = [values[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
         return (rows, info) if return_info else rows
@@ -368,9 +371,9 @@ class FastTokenizer:
 
     def _encode(self, chunks: Any, num_threads: int | None) -> tuple[IntArray, IntArray, EncodeInfo]:
         values = _as_chunks(chunks, (self.time_horizon, self.action_dim))
-        scales = _scales(self.scale, values.shape[2])
+        scales = self._scales(values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
-        limit = self._value_limit(scales, values.shape[1])
+        limit = self._value_limit(values.shape[1])
         lengths = np.zeros(len(values), np.int32)
         pieces: dict[int, IntArray] = {}
 
@@ -380,10 +383,18 @@ class FastTokenizer:
             lengths[begin : begin + len(counts)] = counts
 
         saturations = _quantize(values, scales, low, high, limit, use, num_threads)
-        flat = np.concatenate([pieces[begin] for begin in sorted(pieces)]) if pieces else np.empty(0, np.int32)
+        parts = [pieces[begin] for begin in sorted(pieces)]
+        flat = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
         return flat, lengths, EncodeInfo(saturations, lengths)
 
-    def _value_limit(self, scales: FloatArray, horizon: int) -> float:
+    def _scales(self, action_dim: int) -> FloatArray:
+        """The scale of each dimension, float32 [D]."""
+        found = self._scale_arrays.get(action_dim)
+        if found is None:
+            found = self._scale_arrays[action_dim] = _scales(self.scale, action_dim)
+        return found
+
+    def _value_limit(self, horizon: int) -> float:
         """Beyond which a value is taken for an action that nobody normalised, rather than clipped.
 
         No value of a chunk exceeds sqrt(H) times the largest coefficient / scale: four times that is no motion like
@@ -393,7 +404,8 @@ class FastTokenizer:
             largest = 2.0 * abs(self.min_token)
         else:
             largest = 4.0 * math.sqrt(horizon) * max(-self.coefficient_range[0], self.coefficient_range[1])
-        return min(max(_LARGEST_ORDINARY_VALUE, largest / float(scales.min())), _LARGEST_VALUE)
+        least_scale = min(self.scale) if isinstance(self.scale, list) else self.scale
+        return min(max(_LARGEST_ORDINARY_VALUE, largest / least_scale), _LARGEST_VALUE)
 
     # --- decode -----------------------------------------------------------------------------------------------------
 
@@ -464,16 +476,16 @@ class FastTokenizer:
         held = None if hold is None else _checked_hold(hold, rows, size)
         values = np.empty((rows, horizon, size), np.float32)
         problems: list[str | None] = [None] * rows
-        scales = _scales(self.scale, size)
+        scales, matrix = self._scales(size), dct_matrix(horizon)
 
         def work(begin: int, end: int) -> None:
             decoded = self.vocabulary.decode(flat, starts[begin:end], ends[begin:end], length)
-            for n in np.flatnonzero(
-                (decoded.counts != length) | (decoded.bad_id >= 0) | (decoded.broken >= 0)
-            ).tolist():
-                row = flat[starts[begin + n] : ends[begin + n]]
-                problems[begin + n] = _problem(decoded, n, row, length, self.vocab_size)
-            dequantize_rows(decoded.coefficients, dct_matrix(horizon), scales, values[begin:end])
+            wrong = (decoded.counts != length) | (decoded.bad_id >= 0) | (decoded.broken >= 0)
+            if wrong.any():
+                for n in np.flatnonzero(wrong).tolist():
+                    row = flat[starts[begin + n] : ends[begin + n]]
+                    problems[begin + n] = _problem(decoded, n, row, length, self.vocab_size)
+            dequantize_rows(decoded.coefficients, matrix, scales, values[begin:end])
 
         run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
         info = DecodeInfo(np.array([problem is None for problem in problems], bool), tuple(problems))
@@ -786,21 +798,21 @@ def _quantize(
     rows, horizon, size = values.shape
     saturations = np.empty(rows, np.int32)
     bad = np.empty(rows, np.int64)
-    matrix = dct_matrix(horizon)
+    refused: list[int] = []
+    matrix, limit = dct_matrix(horizon), np.float32(value_limit)
 
     def work(begin: int, end: int) -> None:
         part = slice(begin, end)
         coefficients = np.empty((end - begin, horizon * size), np.int32)
-        quantize_rows(
-            values[part], matrix, scales, low, high, np.float32(value_limit), coefficients, saturations[part], bad[part]
-        )
-        if (bad[part] < 0).all():
-            use(begin, coefficients, saturations[part])
+        counts = saturations[part]
+        if quantize_rows(values[part], matrix, scales, low, high, limit, coefficients, counts, bad[part]):
+            use(begin, coefficients, counts)
+        else:
+            refused.append(begin)
 
     run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
-    wrong = np.flatnonzero(bad >= 0)
-    if len(wrong):
-        row = int(wrong[0])
+    if refused:
+        row = int(np.flatnonzero(bad >= 0)[0])
         step, dim = divmod(int(bad[row]), size)
         value = float(values[row, step, dim])
         what = (
