@@ -89,6 +89,22 @@ def test_metadata_has_the_documented_keys_with_resolved_values(result: Tokenizer
     ]
 
 
+def test_metadata_stays_with_the_tokenizer(result: TokenizerTrainingResult, tmp_path: Path) -> None:
+    """Loaded and saved again; a tokenizer without any removes that of another."""
+    assert result.tokenizer.metadata == result.metadata
+    loaded = FastTokenizer.from_pretrained(result.output_dir)
+    assert loaded.metadata == result.metadata
+    loaded.save_pretrained(tmp_path / "t")
+    written = (tmp_path / "t/metadata.json").read_bytes()
+    assert written == (result.output_dir / "metadata.json").read_bytes()
+    loaded.metadata = None
+    loaded.save_pretrained(tmp_path / "t")
+    assert not (tmp_path / "t/metadata.json").exists()
+    (tmp_path / "t/metadata.json").write_text("[]")
+    with pytest.raises(TokenizerError, match=r"metadata\.json holds no JSON object"):
+        FastTokenizer.from_pretrained(tmp_path / "t")
+
+
 def test_numbers_are_those_of_encoding_every_window_by_hand(dataset: Path, result: TokenizerTrainingResult) -> None:
     """All chunks of the fitted, and of the held-out episodes, encoded again through the public interface."""
     table = pq.read_table(dataset / "data/chunk-000/file-000.parquet")

@@ -164,7 +164,7 @@ def check_push(
     repo_id: str,
     *,
     own_files: Collection[str],
-    signature_file: str,
+    signature_files: Collection[str],
     private: bool = False,
     token: str | bool | None = None,
     revision: str | None = None,
@@ -179,8 +179,8 @@ def check_push(
     Args:
         repo_id: ``owner/name``, or ``name`` for the token's own user.
         own_files: names that the push may write.
-        signature_file: one of them that tells a repository of this kind; where others of `own_files` exist without it,
-            the repository holds something else.
+        signature_files: those of them that only a repository of this kind has; where others of `own_files` exist and
+            none of these, the repository holds something else.
         private: whether a new repository is to be private; an existing public one is refused then.
         token, revision: as in `push_files`.
 
@@ -209,7 +209,7 @@ def check_push(
                 f"{full} exists and is public: a push does not make it private. Change that on "
                 f"{_page(full, 'model')}/settings, or push to another name"
             )
-        _refuse_other_content(set(_files(api, full, revision)), full, own_files, signature_file)
+        _refuse_other_content(set(_files(api, full, revision)), full, own_files, signature_files)
         return PushTarget(full, True, bool(info.private), doubt)
     except HubError:
         raise
@@ -222,7 +222,7 @@ def push_files(
     target: PushTarget,
     *,
     own_files: Collection[str],
-    signature_file: str,
+    signature_files: Collection[str],
     token: str | bool | None = None,
     revision: str | None = None,
     commit_message: str,
@@ -235,7 +235,7 @@ def push_files(
     Args:
         folder: holds what is to be pushed and nothing else.
         target: as `check_push` gave it.
-        own_files, signature_file: as in `check_push`.
+        own_files, signature_files: as in `check_push`.
         token: as in huggingface_hub; None: the one that is logged in, or HF_TOKEN.
         revision: branch to push to, made from the main branch when missing; None: the main branch.
         commit_message: first line of the commit.
@@ -257,7 +257,7 @@ def push_files(
         if revision not in (None, "main") and not str(revision).startswith("refs/"):
             api.create_branch(full, branch=str(revision), exist_ok=True)
         present = set(_files(api, full, revision))
-        _refuse_other_content(present, full, own_files, signature_file)
+        _refuse_other_content(present, full, own_files, signature_files)
         added = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
         stale = sorted(present & set(own_files) - set(added))
         operations = [
@@ -311,13 +311,15 @@ def _files(api: Any, repo_id: str, revision: str | None) -> list[str]:
         return list(api.list_repo_files(repo_id))
 
 
-def _refuse_other_content(present: set[str], repo_id: str, own_files: Collection[str], signature_file: str) -> None:
+def _refuse_other_content(
+    present: set[str], repo_id: str, own_files: Collection[str], signature_files: Collection[str]
+) -> None:
     """A policy's config.json, say, is not to be replaced by a tokenizer's."""
     clash = sorted(present & set(own_files))
-    if clash and signature_file not in present:
+    if clash and not present & set(signature_files):
         raise HubError(
-            f"{repo_id} holds something else ({', '.join(clash[:3])} but no {signature_file}), which a push would "
-            "overwrite: push to another name"
+            f"{repo_id} holds something else ({', '.join(clash[:3])} but no {' or '.join(signature_files)}), which a "
+            "push would overwrite: push to another name"
         )
 
 

@@ -223,7 +223,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _list(rows: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(f"- {name}: {value}" for name, value in rows)
+    return "\n".join(f"- {name}: {value}" for name, value in rows if value)
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -51,6 +51,8 @@ VOCABULARY_TEXT = "vocabulary.txt"
 REPORT_FOLDER, REPORT = "report", "report.json"
 #: Every file that `save_pretrained` may write.
 FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
+#: Files that only FAST tokenizers have: ours and published ones the first, those that transformers 5 saved the second.
+_SIGNATURE_FILES = (layout.PROCESSING_SOURCE.name, f"{layout.BPE_FOLDER}/{layout.TOKENIZER}")
 
 #: Rows handed to a kernel at a time: some hundred kilobytes of coefficients, which stay in the processor's cache.
 _ROWS_PER_PIECE = 128
@@ -588,7 +590,7 @@ class FastTokenizer:
         return check_push(
             repo_id,
             own_files=FILE_NAMES,
-            signature_file=layout.PROCESSING_SOURCE.name,
+            signature_files=_SIGNATURE_FILES,
             private=private,
             token=token,
             revision=revision,
@@ -639,7 +641,7 @@ class FastTokenizer:
                 folder,
                 target,
                 own_files=FILE_NAMES,
-                signature_file=layout.PROCESSING_SOURCE.name,
+                signature_files=_SIGNATURE_FILES,
                 token=token,
                 revision=revision,
                 commit_message=commit_message,
