@@ -89,7 +89,7 @@ def test_commands_that_do_not_exist_yet_are_unknown(
 ) -> None:
     assert main([command, *arguments]) == 2
     message = one_line(capsys.readouterr().err)
-    assert message == f"unknown command '{command}'; there are: train-tokenizer, demo"
+    assert message == f"unknown command '{command}'; there are: train-tokenizer, inspect, demo"
 
 
 # --- usage ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pi0_fast.actions.normalize import NormalizationMode
-from pi0_fast.configs import NORMALIZATION_MODES, DemoConfig, TokenizerTrainingConfig
+from pi0_fast.configs import NORMALIZATION_MODES, DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import flags_of, help_text, parse, type_name
 from pi0_fast.types import UsageError
 
@@ -39,10 +39,36 @@ FROZEN = {
     "headroom": None,
     "output_dir": None,
     "overwrite": False,
+    "report": False,
     "num_workers": None,
     "push_to_hub": False,
     "hub_repo_id": None,
     "hub_private": False,
+}
+FROZEN_INSPECT = {
+    "repo_id": dataclasses.MISSING,
+    "root": None,
+    "revision": None,
+    "cache_dir": None,
+    "local_files_only": False,
+    "max_episodes": None,
+    "tokenizer": None,
+    "tokenizer_revision": None,
+    "max_chunks": 5000,
+    "val_fraction": 0.1,
+    "scales": None,
+    "seed": 0,
+    "action_key": "action",
+    "action_horizon": None,
+    "encoded_dims": None,
+    "use_delta_transform": False,
+    "delta_dims": None,
+    "delta_state_dims": None,
+    "state_key": None,
+    "normalization_mode": None,
+    "output_dir": None,
+    "overwrite": False,
+    "num_workers": None,
 }
 FROZEN_DEMO = {"output_dir": "demo_output", "overwrite": False, "seed": 0}
 FROZEN_ALIASES = {"relative_dims": "delta_dims", "use_relative_transform": "use_delta_transform"}
@@ -170,12 +196,13 @@ def tokenizer_config(*arguments: str) -> TokenizerTrainingConfig:
 
 def test_the_list_of_options_is_frozen() -> None:
     assert defaults_of(TokenizerTrainingConfig) == FROZEN
+    assert defaults_of(InspectConfig) == FROZEN_INSPECT
     assert defaults_of(DemoConfig) == FROZEN_DEMO
     flags = flags_of(TokenizerTrainingConfig).values()
     assert {alias: flag.name for flag in flags for alias in flag.aliases} == FROZEN_ALIASES
 
 
-@pytest.mark.parametrize("config_class", [TokenizerTrainingConfig, DemoConfig])
+@pytest.mark.parametrize("config_class", [TokenizerTrainingConfig, InspectConfig, DemoConfig])
 def test_help_shows_every_flag_with_its_default(config_class: type[Any]) -> None:
     text = help_text(config_class, "pi0-fast x", "Does x.")
     assert max(map(len, text.splitlines())) <= 100

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pi0_fast import __version__
-from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
+from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import help_text, nearest, parse
 from pi0_fast.types import Pi0FastError, UsageError
 
@@ -26,6 +26,14 @@ def _train_tokenizer(config: TokenizerTrainingConfig) -> None:
     from pi0_fast.fitting import train_tokenizer
 
     for title, rows, headers in train_tokenizer(config).tables():
+        print_table(title, rows, headers)
+
+
+def _inspect(config: InspectConfig) -> None:
+    from pi0_fast.display import print_table
+    from pi0_fast.inspection import inspect
+
+    for title, rows, headers in inspect(config).tables():
         print_table(title, rows, headers)
 
 
@@ -50,6 +58,7 @@ COMMANDS = {
         TokenizerTrainingConfig,
         _train_tokenizer,
     ),
+    "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
     "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
 }
 

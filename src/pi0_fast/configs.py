@@ -135,6 +135,12 @@ class TokenizerTrainingConfig:
         shown="fast_tokenizer_{repo_id}, / as _",
     )
     overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
+    report: bool = option(
+        False,
+        group=_OUTPUT,
+        help="Also write a report with pictures, as pi0-fast inspect makes it, to report/ in the output directory; "
+        "needs the extra pi0-fast[report].",
+    )
     num_workers: int | None = option(None, group=_OUTPUT, help="Number of threads to fit with.", shown="all cores")
 
     push_to_hub: bool = option(False, group=_HUB, help="Upload the tokenizer to the Hugging Face Hub.")
@@ -231,6 +237,177 @@ class TokenizerTrainingConfig:
             for name in ("hub_repo_id", "hub_private"):
                 if getattr(self, name):
                     raise UsageError(f"--{name} has no effect without --push_to_hub=true")
+
+
+@dataclass
+class InspectConfig:
+    """All of `pi0-fast inspect`; the same object is the argument of `pi0_fast.inspection.inspect` in Python.
+
+    Flags that `train-tokenizer` has too mean the same. What a tokenizer's directory says (steps, dimensions,
+    normalisation, held-out episodes) need not be said again, and a flag that contradicts it is an error.
+    """
+
+    repo_id: str = option(
+        group=_DATA,
+        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for the report.",
+    )
+    root: str | None = option(
+        None,
+        group=_DATA,
+        help="Local directory of the dataset; the network is then never touched for it.",
+        shown="~/.cache/huggingface/lerobot/{repo_id} where it exists, else the Hub",
+    )
+    revision: str | None = option(
+        None, group=_DATA, help="Branch, tag or commit of the dataset on the Hub.", shown="the main branch"
+    )
+    cache_dir: str | None = option(
+        None, group=_DATA, help="Where downloads are kept.", shown="the cache of huggingface_hub"
+    )
+    local_files_only: bool = option(
+        False, group=_DATA, help="Use only what is downloaded already; never touch the network."
+    )
+    max_episodes: int | None = option(
+        None, group=_DATA, help="Use at most this many episodes, the first ones.", shown="all episodes"
+    )
+
+    tokenizer: str | None = option(
+        None,
+        group=_TOKENIZER,
+        help="Directory or Hub id of the tokenizer to report on.",
+        shown="none: the report is on the dataset alone",
+    )
+    tokenizer_revision: str | None = option(
+        None, group=_TOKENIZER, help="Branch, tag or commit of the tokenizer on the Hub.", shown="the main branch"
+    )
+    max_chunks: int = option(
+        5000,
+        group=_TOKENIZER,
+        help="Measure at most this many chunks, spread over the episodes, and fit other scales on at most as many.",
+    )
+    val_fraction: float = option(
+        0.1,
+        group=_TOKENIZER,
+        help="Fraction of the episodes to measure on, where the tokenizer does not say which were held out of its fit.",
+    )
+    scales: list[float] | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_TOKENIZER,
+        help="Scales to refit the tokenizer at, as a JSON list, such as '[5, 10, 20]'.",
+        shown="0.25 to 4 times the tokenizer's own",
+    )
+    seed: int = option(0, group=_TOKENIZER, help="Seed of the sampled chunks and of the episodes to measure on.")
+
+    action_key: str = option("action", group=_ACTIONS, help="Column of the dataset that holds the actions.")
+    action_horizon: int | None = option(
+        None,
+        group=_ACTIONS,
+        help="Number of future actions in each chunk.",
+        shown="the tokenizer's; 10 where it has none",
+    )
+    encoded_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help='Comma-separated ranges of dimensions to encode, the end excluded, such as "0:6,7:23".',
+        shown="the tokenizer's; all where it does not say",
+    )
+    use_delta_transform: bool = option(
+        False,
+        group=_ACTIONS,
+        help="Encode the actions of --delta_dims relative to the current state, where the tokenizer does not say.",
+        aliases=("use_relative_transform",),
+    )
+    delta_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help='Comma-separated action dimensions of the delta transform, such as "0,1,2,3,4,5".',
+        aliases=("relative_dims",),
+    )
+    delta_state_dims: str | None = option(
+        None,
+        group=_ACTIONS,
+        help="Comma-separated state dimensions, one for each of --delta_dims; needed when state and action "
+        "differ in size.",
+        shown="the same numbers as --delta_dims",
+    )
+    state_key: str | None = option(
+        None,
+        group=_ACTIONS,
+        help="Column of the dataset that holds the state of the delta transform.",
+        shown="the tokenizer's; observation.state where it does not say",
+    )
+
+    normalization_mode: str | None = option(
+        None,
+        group=_NORMALIZATION,
+        help=f"One of {', '.join(NORMALIZATION_MODES)}; needed for tokenizers that do not say it, as published ones.",
+        shown="the tokenizer's",
+    )
+
+    output_dir: str | None = option(
+        None, group=_OUTPUT, help="Directory for the report.", shown="inspect_{repo_id}, / as _"
+    )
+    overwrite: bool = option(False, group=_OUTPUT, help="Replace an earlier report in the output directory.")
+    num_workers: int | None = option(
+        None, group=_OUTPUT, help="Number of threads to encode and fit with.", shown="all cores"
+    )
+
+    @property
+    def output_path(self) -> Path:
+        """`output_dir`, or `inspect_{repo_id}` with `/` as `_`."""
+        return Path(self.output_dir or f"inspect_{self.repo_id.replace('/', '_')}").expanduser()
+
+    def validate(self) -> None:
+        """Refuse what no dataset and no tokenizer could make right.
+
+        Raises:
+            UsageError: naming the flag, the value and what is allowed.
+        """
+        for name in ("repo_id", "action_key"):
+            _text(name, getattr(self, name))
+        for name in (
+            *("root", "revision", "cache_dir", "tokenizer", "tokenizer_revision", "encoded_dims", "delta_dims"),
+            *("delta_state_dims", "state_key", "output_dir"),
+        ):
+            if getattr(self, name) is not None:
+                _text(name, getattr(self, name))
+        _whole("max_chunks", self.max_chunks, 1)
+        _whole("seed", self.seed, 0)
+        for name in ("max_episodes", "num_workers", "action_horizon"):
+            if getattr(self, name) is not None:
+                _whole(name, getattr(self, name), 1)
+        if not 0 <= _number("val_fraction", self.val_fraction) < 1:
+            raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
+        if self.scales is not None:
+            if not self.scales:
+                raise UsageError("--scales is an empty list: give the scales to try, such as '[5, 10, 20]'")
+            for scale in self.scales:
+                if _number("scales", scale) <= 0:
+                    raise UsageError(f"--scales must be above 0, not {scale}")
+        if self.normalization_mode is not None:
+            _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
+        self._validate_combinations()
+
+    def _validate_combinations(self) -> None:
+        """A flag that would change nothing is a misunderstanding, not a wish."""
+        fields = type(self).__dataclass_fields__
+        if self.tokenizer is None:
+            for name in (
+                *("tokenizer_revision", "max_chunks", "val_fraction", "scales", "seed", "normalization_mode"),
+                "num_workers",
+            ):
+                if getattr(self, name) != fields[name].default:
+                    raise UsageError(f"--{name} has no effect without --tokenizer")
+            if self.state_key is not None and not self.use_delta_transform:
+                raise UsageError("--state_key has no effect without --use_delta_transform=true")
+        if self.use_delta_transform and self.delta_dims is None:
+            raise UsageError("--use_delta_transform needs --delta_dims: which action dimensions are relative?")
+        for name in ("delta_dims", "delta_state_dims"):
+            if getattr(self, name) is not None and not self.use_delta_transform:
+                raise UsageError(f"--{name} has no effect without --use_delta_transform=true")
+        if self.root is not None and self.revision is not None:
+            raise UsageError("--revision has no effect with --root, which never touches the network")
+        if self.root is not None and self.tokenizer is None and self.cache_dir is not None:
+            raise UsageError("--cache_dir has no effect with --root, which never touches the network")
 
 
 @dataclass

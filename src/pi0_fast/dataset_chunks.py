@@ -62,7 +62,8 @@ class DatasetChunks:
     Attributes:
         reader, selection, horizon: the dataset, the encoded dimensions, the steps H of a chunk.
         lengths: episode index -> frames, of the episodes that hold at least one chunk.
-        too_short: how many of the episodes asked for do not.
+        asked: lengths of all the episodes asked for.
+        too_short: how many of those are shorter than a chunk.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class DatasetChunks:
         self.reader, self.selection, self.horizon = reader, selection, horizon
         self._action_key, self._state_key = action_key, state_key
         asked = reader.episodes[:max_episodes]
+        self.asked = tuple(episode.length for episode in asked)
         self.lengths = {episode.index: episode.length for episode in asked if episode.length >= horizon}
         self.too_short = len(asked) - len(self.lengths)
         if not self.lengths:

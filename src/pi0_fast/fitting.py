@@ -2,7 +2,7 @@
 
 Reads the dataset episode by episode (several times rather than all at once), so that memory does not grow with it:
 statistics, then the fit on sampled chunks of the training episodes, then the errors on held-out episodes. Left out: the
-parts themselves (data/, actions/, hub.py) and reports with pictures.
+parts themselves (data/, actions/, hub.py, inspection.py).
 """
 
 from __future__ import annotations
@@ -29,12 +29,16 @@ from pi0_fast.actions.chunks import (
 )
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
-from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
+from pi0_fast.actions.tokenizer import REPORT_FOLDER, FastTokenizer, TokenizerFitter
 from pi0_fast.configs import TokenizerTrainingConfig
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import DatasetChunks, vector_feature
 from pi0_fast.display import progress, say, warn
 from pi0_fast.hub import HubError, PushTarget
+from pi0_fast.inspection import about_data, about_tokenizer, tokenizer_report, write_report
+from pi0_fast.reports.pictures import require_matplotlib
+from pi0_fast.reports.save import check_replaceable
+from pi0_fast.reports.tokenizer import TokenizerReport
 from pi0_fast.types import UsageError
 
 #: A share of clipped frames above this is worth a warning.
@@ -118,6 +122,8 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     tokenizer.metadata = metadata
     tokenizer.save_pretrained(config.output_path, token_uses=uses)
     say(f"saved to {config.output_path}")
+    if config.report:
+        write_report(fit.report(tokenizer, measured_on), config.output_path / REPORT_FOLDER)
     if push is not None:
         _push(tokenizer, config, push, uses)
     return TokenizerTrainingResult(
@@ -132,6 +138,9 @@ def _check_output(config: TokenizerTrainingConfig) -> None:
         raise UsageError(f"--output_dir {path} exists and is no directory")
     if path.is_dir() and any(path.iterdir()) and not config.overwrite:
         raise UsageError(f"--output_dir {path} exists; give another one, or --overwrite to replace the tokenizer in it")
+    if config.report:
+        require_matplotlib()
+        check_replaceable(path / REPORT_FOLDER)
 
 
 def _check_push(config: TokenizerTrainingConfig) -> PushTarget | None:
@@ -269,6 +278,25 @@ class _Fit:
                 meter.add(chunks)
                 advance(len(chunks))
         return meter.result(), what
+
+    def report(self, tokenizer: FastTokenizer, measured_on: str) -> TokenizerReport:
+        """What `pi0-fast inspect` would report on the tokenizer just fitted."""
+        assert tokenizer.normalizer is not None
+        return tokenizer_report(
+            tokenizer,
+            tokenizer.normalizer,
+            self.source,
+            fitted=self.train,
+            measured=self.held_out or self.train,
+            measured_on=measured_on,
+            about=(
+                *about_data(self.config.repo_id, self.source),
+                *about_tokenizer(tokenizer, tokenizer.normalizer),
+            ),
+            vocab_size=self.config.vocab_size,
+            seed=self.config.seed,
+            num_threads=self.config.num_workers,
+        )
 
     def metadata(
         self, tokenizer: FastTokenizer, lengths: npt.NDArray[np.int32], held_out: Distortion | None

@@ -221,8 +221,8 @@ class DatasetReport:
         page.text(title + ".")
         page.table(rows, headers)
         page.text(
-            "Guarded dimensions never move, or move in so few frames that the mode's range would be a sliver; they get a "
-            "range of their own. Range of each dimension in each mode (* guarded), and the share of values outside:"
+            "Guarded dimensions never move, or move in so few frames that the mode's range would be a sliver; they get "
+            "a range of their own. Range of each dimension in each mode (* guarded), and the share of values outside:"
         )
         effects = self.survey.modes
         per_dim: list[list[Any]] = []

@@ -81,6 +81,9 @@ def _draw(name: str, description: str, height: float, draw: Callable[[Figure], N
     with matplotlib.style.context(_STYLE, after_reset=True):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         draw(figure)
+        # Placing everything is the slow part; both files share it.
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
         for kind, metadata in (("svg", {"Date": None, "Creator": None}), ("png", {"Software": None})):
             buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=110, metadata=metadata)

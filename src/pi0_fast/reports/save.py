@@ -1,7 +1,7 @@
 """What a report is, and how its directory is written.
 
-It holds report.html (self-contained), report.json (every number that is drawn), and the pictures as png files. Left out:
-the two kinds of report (tokenizer.py, dataset.py), and drawing (pictures.py, page.py).
+It holds report.html (self-contained), report.json (every number that is drawn), and the pictures as png files. Left
+out: the two kinds of report (tokenizer.py, dataset.py), and drawing (pictures.py, page.py).
 """
 
 from __future__ import annotations

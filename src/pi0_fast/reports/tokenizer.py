@@ -203,7 +203,7 @@ class TokenizerReport:
         return [
             self._draw_lengths,
             self._draw_errors,
-            *(lambda number=number: self._draw_chunk(number) for number in range(len(self.worst))),  # type: ignore[misc]
+            *(lambda number=number: self._draw_chunk(number) for number in range(len(self.worst))),
             *([self._draw_sweep] if any(point.distortion for point in self.sweep) else []),
             lambda: pictures.vocabulary_use(self.details.uses, self.sizes, self.unit),
         ]
@@ -272,8 +272,8 @@ class TokenizerReport:
         self._page_errors(page, by_name["errors"])
         page.heading("Worst chunks")
         page.text(
-            "The chunks with the largest error over all dimensions, in normalised units; of overlapping chunks only the "
-            "worst is shown."
+            "The chunks with the largest error over all dimensions, in normalised units; of overlapping chunks only "
+            "the worst is shown."
         )
         for number in range(len(self.worst)):
             page.show(by_name[f"worst_chunk_{number + 1}"])
