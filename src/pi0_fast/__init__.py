@@ -18,6 +18,7 @@ _HOMES = {
     "FastTokenizer": "pi0_fast.actions.tokenizer",
     "Normalizer": "pi0_fast.actions.normalize",
     "TokenizerTrainingConfig": "pi0_fast.configs",
+    "fit_fast_tokenizer": "pi0_fast.cached_fitting",
     "train_tokenizer": "pi0_fast.fitting",
 }
 

@@ -7,13 +7,14 @@ The dataset is never written to. Video and images are left out: reading actions 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from pi0_fast.data.fingerprint import column_digest
 from pi0_fast.data.frames import FrameFile
 from pi0_fast.data.locate import locate_dataset
 from pi0_fast.data.metadata import IMAGE_DTYPES, read_metadata, read_statistics
@@ -136,6 +137,16 @@ class LeRobotReader:
         found = self._statistics.get(key)
         return None if found is None else {name: value.copy() for name, value in found.items()}
 
+    def content_digest(self, keys: Sequence[str]) -> str:
+        """A hash of what `iter_episodes(keys)` would give, over all episodes; see `fingerprint.py`.
+
+        Raises:
+            DatasetError: as `iter_episodes`, for unknown keys and missing or damaged files.
+        """
+        features = self._numeric_features(keys)
+        files = self._present_files(record.index for record in self.episodes)
+        return column_digest(self.root, files, self.episodes, list(features.values()))
+
     def iter_episodes(self, keys: Sequence[str], episodes: Collection[int] | None = None) -> Iterator[Episode]:
         """Read columns, episode by episode in ascending index, from the files of these episodes only.
 
@@ -154,14 +165,19 @@ class LeRobotReader:
         """
         features = self._numeric_features(keys)
         wanted = self._wanted(episodes)
-        files = list(dict.fromkeys(self._files[index] for index in wanted))
+        self._present_files(wanted)
+        return self._read(features, wanted)
+
+    def _present_files(self, indices: Iterable[int]) -> list[str]:
+        """The files of these episodes, below the root, once each; an error when one is missing."""
+        files = list(dict.fromkeys(self._files[index] for index in indices))
         missing = [file for file in files if not (self.root / file).is_file()]
         if missing:
             raise DatasetError(
                 f"{self.root / missing[0]} is missing ({len(missing)} of {len(files)} data files of "
                 f"{self.repo_id} are); fetch the dataset again"
             )
-        return self._read(features, wanted)
+        return files
 
     def _numeric_features(self, keys: Sequence[str]) -> dict[str, Feature]:
         if isinstance(keys, str):

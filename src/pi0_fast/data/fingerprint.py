@@ -1,0 +1,86 @@
+"""A hash of the content of some columns of a dataset in a directory, cheaper than reading them.
+
+What is hashed are the columns' bytes as they lie in the parquet files, compressed; no value is decoded, and no other
+column is touched, however large. So equal hashes mean equal values, while the same values written in another way
+(other compression, other files) have another hash. Sizes and times of files are not used: a copy changes the times,
+and a corrected value changes neither the size nor, in a parquet file's footer, anything that is certain to differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pi0_fast.data.metadata import parquet_errors
+from pi0_fast.types import DatasetError, EpisodeRecord, Feature
+
+_PIECE_BYTES = 1 << 22
+
+
+def column_digest(
+    root: Path, files: Sequence[str], episodes: Sequence[EpisodeRecord], features: Sequence[Feature]
+) -> str:
+    """A sha256 over the columns, their declarations, and the index columns that say which row is which.
+
+    Args:
+        root: directory of the dataset.
+        files: its parquet files, below the root.
+        episodes: index and length of each are part of the hash.
+        features: the columns.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        DatasetError: a file is damaged, or lacks a column.
+    """
+    digest = hashlib.sha256()
+    digest.update(repr([(episode.index, episode.length) for episode in episodes]).encode())
+    digest.update(repr([(f.key, f.dtype, f.shape, f.names) for f in features]).encode())
+    keys = ["episode_index", "frame_index", *(feature.key for feature in features)]
+    for file in files:
+        for piece in _column_bytes(root / file, keys):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _column_bytes(path: Path, keys: Sequence[str]) -> Iterator[bytes]:
+    """For each column of each row group: a line that says how to read it, then its bytes in pieces."""
+    with parquet_errors(path):
+        footer = pq.read_metadata(path)
+        schema = footer.schema.to_arrow_schema()
+    for key in keys:
+        if key not in schema.names:
+            raise DatasetError(f"{path} has no column {key!r}; its columns are: {', '.join(schema.names)}")
+    with path.open("rb") as file:
+        for group in range(footer.num_row_groups):
+            row_group = footer.row_group(group)
+            for number in range(row_group.num_columns):
+                column = row_group.column(number)
+                # A list column is stored under `action.list.element` or the like.
+                stored = column.path_in_schema
+                for key in keys:
+                    if f"{stored}.".startswith(f"{key}."):
+                        kind = schema.field(key).type
+                        yield f"\n{stored} {kind} {column.compression} {column.num_values}\n".encode()
+                        yield from _range(path, file, *_place(column))
+
+
+def _place(column: Any) -> tuple[int, int]:
+    """(first byte, number of bytes) of a column chunk; the dictionary page, where there is one, comes first."""
+    offsets = [offset for offset in (column.dictionary_page_offset, column.data_page_offset) if offset]
+    return min(offsets, default=0), column.total_compressed_size
+
+
+def _range(path: Path, file: Any, start: int, length: int) -> Iterator[bytes]:
+    file.seek(start)
+    while length > 0:
+        piece = file.read(min(length, _PIECE_BYTES))
+        if not piece:
+            raise DatasetError(f"{path} cannot be read as parquet, it is truncated or damaged: a column ends early")
+        length -= len(piece)
+        yield piece
