@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +22,9 @@ PackedArray = npt.NDArray[np.uint32]
 
 _BARRIER = np.uint32(0xFFFF)
 
-#: A merge is spread over threads when its rows have more runs than this: waking a thread costs as much as some hundred
+#: A merge is spread over threads when its rows have more runs than this: waking a thread costs as much as some ten
 #: thousand.
-_HEAVY = 1_000_000
+_HEAVY = 200_000
 #: A thread takes room for rows that outgrow their place this many rows at a time, or this part of the arena if more.
 _RESERVED_ROWS, _RESERVED_SHARE = 8, 512
 #: Won pairs that one pass may note, once the list has grown; 16 bytes each.
@@ -214,12 +213,8 @@ def _list_rows(arena, start, length, keys, used, last, place, rows):  # type: ig
 
 
 # What a merge of (a, b) into `new` changes, by the neighbour p on the left or x on the right of a site:
-_LEFT_OLD, _LEFT_NEW, _RIGHT_OLD, _RIGHT_NEW = (
-    0,
-    1,
-    2,
-    3,
-)  # (p, a) lost, (p, new) won, (b, x) lost, (new, x) won
+# (p, a) lost, (p, new) won, (b, x) lost, (new, x) won.
+_LEFT_OLD, _LEFT_NEW, _RIGHT_OLD, _RIGHT_NEW = 0, 1, 2, 3
 
 
 @inlined
@@ -244,6 +239,19 @@ def _win(side, token, times, w, changes, seen, found, found_count):  # type: ign
     return found_count
 
 
+@inlined
+def _next_site(arena, i, last, a, b):  # type: ignore[no-untyped-def]
+    """The first run from i on in which a site of (a, b) begins, or `last`."""
+    low, high, following = np.uint32(a << 16), np.uint32((a << 16) | 0xFFFF), np.uint32(b)
+    if a == b:
+        low += np.uint32(2)  # a site lies inside a run of two at least
+    while i < last:
+        if low <= arena[i] <= high and (a == b or (i + 1 < last and (arena[i + 1] >> np.uint32(16)) == following)):
+            break
+        i += 1
+    return i
+
+
 @kernel
 def _merge_rows(  # type: ignore[no-untyped-def]
     rows, begin, arena, start, length, capacity, reserve, a, b, new, scratch, changes, seen, found, counters
@@ -265,62 +273,176 @@ def _merge_rows(  # type: ignore[no-untyped-def]
         if 2 * np.int64(length[w]) + 8 > reserve[1] - reserve[0]:
             counters[0] = found_count
             return index
+        i = _next_site(arena, first, last, a, b)
+        if i == last:
+            continue
+        kept = max(i - 1, first) - first  # runs before the first site and its neighbour stay where they are
         written = 0
-        i = first
-        run = np.int64(arena[i] & np.uint32(0xFFFF))
-        while i < last:
-            token = np.int64(arena[i] >> np.uint32(16))
-            following = np.int64(arena[i + 1] >> np.uint32(16)) if i + 1 < last else np.int64(_BARRIER)
-            if token == a and ((a == b and run > 1) or (a != b and following == b)):
-                if a != b and run > 1:
-                    written = _push(a, run - 1, scratch, written)
-                before = np.int64(scratch[written - 1] >> np.uint32(16)) if written > 0 else np.int64(_BARRIER)
-                if before != _BARRIER:
-                    changes[_LEFT_OLD, before] -= 1
-                    found_count = _win(_LEFT_NEW, before, 1, w, changes, seen, found, found_count)
-                pairs, rest, after = np.int64(1), np.int64(0), following
-                i += 1
-                if a == b:
-                    pairs, rest = run // 2, run % 2
-                    if pairs + rest > 1:  # inside the run: a b a b ..., each site is first the left neighbour of an a
-                        changes[_RIGHT_OLD, a] -= pairs - 1 + rest
-                        found_count = _win(_RIGHT_NEW, a, pairs - 1 + rest, w, changes, seen, found, found_count)
-                    if pairs > 1:
-                        changes[_LEFT_OLD, new] -= pairs - 1
-                        found_count = _win(_LEFT_NEW, new, pairs - 1, w, changes, seen, found, found_count)
-                    run = np.int64(arena[i] & np.uint32(0xFFFF)) if i < last else np.int64(0)
-                else:
-                    run = np.int64(arena[i] & np.uint32(0xFFFF)) - 1
-                    after = b
-                    if run == 0:
-                        i += 1
-                        after = np.int64(arena[i] >> np.uint32(16)) if i < last else np.int64(_BARRIER)
-                        run = np.int64(arena[i] & np.uint32(0xFFFF)) if i < last else np.int64(0)
-                if rest == 0 and after != _BARRIER:
-                    changes[_RIGHT_OLD, after] -= 1
-                    found_count = _win(_RIGHT_NEW, after, 1, w, changes, seen, found, found_count)
-                written = _push(new, pairs, scratch, written)
-                if rest > 0:
-                    written = _push(a, rest, scratch, written)
+        for j in range(first + kept, i):
+            scratch[written] = arena[j]
+            written += 1
+        while i < last:  # at a site
+            run = np.int64(arena[i] & np.uint32(0xFFFF))
+            if a != b and run > 1:
+                written = _push(a, run - 1, scratch, written)
+            before = np.int64(scratch[written - 1] >> np.uint32(16)) if written > 0 else np.int64(_BARRIER)
+            if before != _BARRIER:
+                changes[_LEFT_OLD, before] -= 1
+                found_count = _win(_LEFT_NEW, before, 1, w, changes, seen, found, found_count)
+            pairs, rest, left_over = np.int64(1), np.int64(0), np.int64(0)
+            i += 1
+            if a == b:
+                pairs, rest = run // 2, run % 2
+                if pairs + rest > 1:  # inside the run: a b a b ..., each site is first the left neighbour of an a
+                    changes[_RIGHT_OLD, a] -= pairs - 1 + rest
+                    found_count = _win(_RIGHT_NEW, a, pairs - 1 + rest, w, changes, seen, found, found_count)
+                if pairs > 1:
+                    changes[_LEFT_OLD, new] -= pairs - 1
+                    found_count = _win(_LEFT_NEW, new, pairs - 1, w, changes, seen, found, found_count)
             else:
-                written = _push(token, run, scratch, written)
+                left_over = np.int64(arena[i] & np.uint32(0xFFFF)) - 1
                 i += 1
-                run = np.int64(arena[i] & np.uint32(0xFFFF)) if i < last else np.int64(0)
-        if written > capacity[w]:
-            start[w] = reserve[0]
-            capacity[w] = written + written // 4 + 4
+            after = np.int64(_BARRIER)
+            if left_over > 0:
+                after = np.int64(b)
+            elif i < last:
+                after = np.int64(arena[i] >> np.uint32(16))
+            if rest == 0 and after != _BARRIER:
+                changes[_RIGHT_OLD, after] -= 1
+                found_count = _win(_RIGHT_NEW, after, 1, w, changes, seen, found, found_count)
+            written = _push(new, pairs, scratch, written)
+            if rest > 0:
+                written = _push(a, rest, scratch, written)
+            if left_over > 0:
+                written = _push(b, left_over, scratch, written)
+            until = _next_site(arena, i, last, a, b)
+            if i < until:
+                written = _push(arena[i] >> np.uint32(16), arena[i] & np.uint32(0xFFFF), scratch, written)
+                for j in range(i + 1, until):
+                    scratch[written] = arena[j]
+                    written += 1
+                i = until
+        length[w] = kept + written
+        if kept + written > capacity[w]:
+            for j in range(kept):
+                arena[reserve[0] + j] = arena[first + j]
+            start[w] = first = reserve[0]
+            capacity[w] = length[w] + length[w] // 4 + 4
             reserve[0] += capacity[w]
-        length[w] = written
         for j in range(written):
-            arena[start[w] + j] = scratch[j]
+            arena[first + kept + j] = scratch[j]
     counters[0] = found_count
     return len(rows)
+
+
+@kernel
+def _change_counts(changes, a, b, new, keys, used, counts, filled):  # type: ignore[no-untyped-def]
+    """Add `changes` to the table of pair counts and set them to zero; filled[0] is the number of pairs in the table."""
+    for side in range(4):
+        for neighbour in range(changes.shape[1]):
+            change = changes[side, neighbour]
+            if change == 0:
+                continue
+            changes[side, neighbour] = 0
+            left, right = neighbour, new
+            if side == _LEFT_OLD:
+                right = a
+            elif side == _RIGHT_OLD:
+                left, right = b, neighbour
+            elif side == _RIGHT_NEW:
+                left, right = new, neighbour
+            key = (np.uint32(left) << np.uint32(16)) | np.uint32(right)
+            slot = _slot_of(key, keys, used)
+            if not used[slot]:
+                used[slot], keys[slot], counts[slot] = True, key, 0
+                filled[0] += 1
+            counts[slot] += change
+
+
+@kernel
+def _count_of(key, keys, used, counts):  # type: ignore[no-untyped-def]
+    slot = _slot_of(key, keys, used)
+    return counts[slot] if used[slot] else 0
+
+
+@kernel
+def _rehash(keys, used, counts, new_keys, new_used, new_counts):  # type: ignore[no-untyped-def]
+    for old in range(len(keys)):
+        if used[old]:
+            slot = _slot_of(keys[old], new_keys, new_used)
+            new_keys[slot], new_used[slot], new_counts[slot] = keys[old], True, counts[old]
+
+
+@kernel
+def _group_found(found, vocab_size, new, keys, used, counts, rows, pairs, pair_counts, ends):  # type: ignore[no-untyped-def]
+    """Sort the noted (pair, row) by pair: rows of each, the pairs, their counts, and where their rows end.
+
+    The pair (new, new) may come twice, from the left and from the right. Returns the number of pairs.
+    """
+    size = np.zeros(2 * vocab_size + 1, np.int64)
+    for i in range(len(found)):
+        size[found[i, 0] + 1] += 1
+    groups = 0
+    for key in range(2 * vocab_size):
+        if size[key + 1] > 0:
+            if key < vocab_size:
+                pair = (np.uint32(key) << np.uint32(16)) | np.uint32(new)
+            else:
+                pair = (np.uint32(new) << np.uint32(16)) | np.uint32(key - vocab_size)
+            pairs[groups] = pair
+            slot = _slot_of(pair, keys, used)
+            pair_counts[groups] = counts[slot] if used[slot] else 0
+            groups += 1
+        size[key + 1] += size[key]
+        if groups > 0:
+            ends[groups - 1] = size[key + 1]
+    for i in range(len(found)):
+        rows[size[found[i, 0]]] = found[i, 1]
+        size[found[i, 0]] += 1
+    return groups
+
+
+class _CountTable:
+    """How often each pair of neighbours occurs: left << 16 | right -> count; a hash table for the kernels."""
+
+    def __init__(
+        self,
+        keys: PackedArray | None = None,
+        used: npt.NDArray[np.bool_] | None = None,
+        counts: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        self.keys = np.empty(1 << 12, np.uint32) if keys is None else keys
+        self.used = np.zeros(1 << 12, np.bool_) if used is None else used
+        self.counts = np.empty(1 << 12, np.int64) if counts is None else counts
+        self._filled = np.array([self.used.sum()], np.int64)
+
+    def get(self, key: int) -> int:
+        """The count of a pair, 0 if it never occurred."""
+        return int(_count_of(np.uint32(key), self.keys, self.used, self.counts))
+
+    def change(self, changes: npt.NDArray[np.int64], a: int, b: int, new: int) -> None:
+        """Add what a merge changed, as `_merge_rows` notes it, and set it to zero."""
+        while (self._filled[0] + changes.size) * 2 > len(self.keys):
+            size = 2 * len(self.keys)
+            bigger = np.empty(size, np.uint32), np.zeros(size, np.bool_), np.empty(size, np.int64)
+            _rehash(self.keys, self.used, self.counts, *bigger)
+            self.keys, self.used, self.counts = bigger
+        _change_counts(changes, a, b, new, self.keys, self.used, self.counts, self._filled)
 
 
 class _Trainer:
     """The state of one training run: rows as runs, counts of pairs, and a queue of candidates."""
 
-    def __init__(self, arena: PackedArray, lengths: IntArray, row_length: int, vocab_size: int, threads: int) -> None:
+    def __init__(
+        self,
+        arena: PackedArray,
+        lengths: IntArray,
+        row_length: int,
+        vocab_size: int,
+        threads: int,
+        min_frequency: int,
+    ) -> None:
+        self.min_frequency = max(1, min_frequency)
         self.length = lengths.copy()
         self.start = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])[:-1]
         self.capacity = lengths.copy()
@@ -329,9 +451,11 @@ class _Trainer:
         self.threads = threads
         self.used = int(lengths.sum(dtype=np.int64))
         self.arena = arena
-        self.counts: dict[int, int] = {}
+        self.counts = _CountTable()
         self.rows_of: list[IntArray] = []
         self.queue: list[tuple[int, int, int]] = []  # (-count, left << 16 | right, index into rows_of)
+        #: Pairs too rare to be merged, as (pairs, counts, rows, ends); None once they wait in the queue like others.
+        self._rare: list[tuple[PackedArray, npt.NDArray[np.int64], IntArray, npt.NDArray[np.int64]]] | None = []
         self._workspaces = [self._workspace() for _ in range(threads)]
         #: Where each thread puts rows that outgrow their place: begin and end in the arena.
         self._reserves = np.zeros((threads, 2), np.int64)
@@ -360,23 +484,18 @@ class _Trainer:
         place[slots] = ends - words[slots]
         rows = np.empty(int(ends[-1]) if len(ends) else 0, np.int32)
         _list_rows(self.arena, self.start, self.length, keys, used, last, place, rows)
-        for key, count, end, number in zip(
-            keys[slots].tolist(), counts[slots].tolist(), ends.tolist(), words[slots].tolist(), strict=True
-        ):
-            self.counts[key] = count
-            self.queue.append((-count, key, len(self.rows_of)))
-            self.rows_of.append(rows[end - number : end])
-        heapq.heapify(self.queue)
+        self.counts = _CountTable(keys, used, counts)
+        self._enqueue(keys[slots], counts[slots], rows, ends)
 
-    def next_pair(self, min_frequency: int) -> tuple[int, int, IntArray] | None:
+    def next_pair(self) -> tuple[int, int, IntArray] | None:
         """The most frequent pair (of equals the smallest), with rows that have it; None when none is worth it."""
         while self.queue:
             negative, key, index = heapq.heappop(self.queue)
-            count = self.counts[key]
+            count = self.counts.get(key)
             if count != -negative:  # outdated: put back where it belongs now
                 heapq.heappush(self.queue, (-count, key, index))
                 continue
-            if count < max(1, min_frequency):
+            if count < self.min_frequency:
                 return None
             rows = self.rows_of[index]
             self.rows_of[index] = np.empty(0, np.int32)  # never asked for again
@@ -390,8 +509,7 @@ class _Trainer:
         begins = [0] * len(parts)
         found: list[npt.NDArray[np.int64]] = []
         results: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)] * len(parts)
-        for workspace in self._workspaces:
-            workspace[1][:] = 0
+        for workspace in self._workspaces[: len(parts)]:
             workspace[2][:] = -1
         while any(begin < len(part) for begin, part in zip(begins, parts, strict=True)):
             self._fill_reserves(len(parts))
@@ -412,8 +530,9 @@ class _Trainer:
                 scratch, changes, seen, pairs = self._workspaces[p]
                 if len(results[p]) > len(pairs) // 2 and len(pairs) < _LONGEST_FOUND:
                     self._workspaces[p] = (scratch, changes, seen, np.empty((2 * len(pairs), 2), np.int64))
-        self._count(a, b, new, np.sum([workspace[1] for workspace in self._workspaces], axis=0))
-        self._enqueue(new, np.concatenate(found) if found else np.empty((0, 2), np.int64))
+        for workspace in self._workspaces[: len(parts)]:
+            self.counts.change(workspace[1], a, b, new)
+        self._sort_found(new, np.concatenate(found) if len(found) > 1 else found[0])
 
     def _fill_reserves(self, parts: int) -> None:
         """Give every thread at work room for at least one more row; what is left of its old piece is given up."""
@@ -427,32 +546,50 @@ class _Trainer:
             self._reserves[p] = self.used, self.used + size
             self.used += size
 
-    def _count(self, a: int, b: int, new: int, changes: npt.NDArray[np.int64]) -> None:
-        for side in range(4):
-            neighbours = np.flatnonzero(changes[side])
-            if side in (_LEFT_OLD, _LEFT_NEW):
-                keys = (neighbours << 16) | (a if side == _LEFT_OLD else new)
-            else:
-                keys = ((b if side == _RIGHT_OLD else new) << 16) | neighbours
-            for key, change in zip(keys.tolist(), changes[side, neighbours].tolist(), strict=True):
-                self.counts[key] = self.counts.get(key, 0) + change
+    def _sort_found(self, new: int, found: npt.NDArray[np.int64]) -> None:
+        """Queue the pairs that a merge has won, with their rows."""
+        rows = np.empty(len(found), np.int32)
+        most = min(len(found), 2 * self.vocab_size)
+        pairs, counts, ends = np.empty(most, np.uint32), np.empty(most, np.int64), np.empty(most, np.int64)
+        table = self.counts
+        groups = _group_found(
+            found, self.vocab_size, new, table.keys, table.used, table.counts, rows, pairs, counts, ends
+        )
+        pairs, counts, ends = pairs[:groups], counts[:groups], ends[:groups]
+        both = np.flatnonzero(pairs == np.uint32((new << 16) | new))
+        if len(both) == 2:
+            (left, left_end), (right, right_end) = ((ends[i - 1] if i else 0, ends[i]) for i in both.tolist())
+            members = np.unique(np.concatenate([rows[left:left_end], rows[right:right_end]]))
+            self._enqueue(pairs[both[:1]], counts[both[:1]], members, np.array([len(members)]))
+            counts[both] = 0
+        self._enqueue(pairs, counts, rows, ends)
 
-    def _enqueue(self, new: int, found: npt.NDArray[np.int64]) -> None:
-        left = found[:, 0] < self.vocab_size
-        neighbour = found[:, 0] % self.vocab_size
-        keys = np.where(left, (neighbour << 16) | new, (new << 16) | neighbour)
-        order = np.argsort(keys, kind="stable")
-        keys, rows = keys[order], found[order, 1].astype(np.int32)
-        bounds = [*np.flatnonzero(np.diff(keys, prepend=-1)).tolist(), len(keys)]
-        for begin, end in pairwise(bounds):
-            key = int(keys[begin])
-            count = self.counts.get(key, 0)
-            if count > 0:
-                members = rows[begin:end]
-                if (key >> 16) == (key & 0xFFFF):  # (new, new) is found from both sides
-                    members = np.unique(members)
-                heapq.heappush(self.queue, (-count, key, len(self.rows_of)))
-                self.rows_of.append(members.copy())
+    def _enqueue(
+        self, pairs: PackedArray, counts: npt.NDArray[np.int64], rows: IntArray, ends: npt.NDArray[np.int64]
+    ) -> None:
+        """Queue pairs whose rows lie one after the other up to `ends`; drop those of count 0, put rare ones aside.
+
+        A rare pair is never merged, unless a merge into an id that exists already wins it more occurrences.
+        """
+        begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
+        queued = counts >= (1 if self._rare is None else self.min_frequency)
+        for count, key, begin, end in zip(
+            counts[queued].tolist(), pairs[queued].tolist(), begins[queued].tolist(), ends[queued].tolist(), strict=True
+        ):
+            heapq.heappush(self.queue, (-count, key, len(self.rows_of)))
+            self.rows_of.append(rows[begin:end].copy())
+        if self._rare is not None:
+            rare = (counts > 0) & ~queued
+            sizes = np.where(rare, ends - begins, 0)
+            kept = rows[np.repeat(rare, ends - begins)]
+            self._rare.append((pairs[rare], counts[rare], kept, np.cumsum(sizes[rare])))
+
+    def queue_rare(self) -> None:
+        """Before a merge into an id that exists already: let rare pairs wait like all others, as `tokenizers` does."""
+        if self._rare is not None:
+            put_aside, self._rare = self._rare, None
+            for pairs, counts, rows, ends in put_aside:
+                self._enqueue(pairs, counts, rows, ends)
 
 
 def train_merges(
@@ -484,13 +621,13 @@ def train_merges(
         raise TokenizerError(
             f"vocab_size {vocab_size} must be from {base_size}, the number of base symbols, to {MAX_VOCABULARY}"
         )
-    trainer = _Trainer(arena, lengths, row_length, vocab_size, resolve_threads(num_threads))
+    trainer = _Trainer(arena, lengths, row_length, vocab_size, resolve_threads(num_threads), min_frequency)
     trainer.start_queue()
     expansions: list[tuple[int, ...]] = [(i,) for i in range(base_size)]
     id_of = {expansion: i for i, expansion in enumerate(expansions)}
     found: dict[tuple[int, int], int] = {}
     while len(expansions) < vocab_size:
-        best = trainer.next_pair(min_frequency)
+        best = trainer.next_pair()
         if best is None:
             break
         left, right, rows = best
@@ -498,6 +635,8 @@ def train_merges(
         new = id_of.setdefault(expansion, len(expansions))
         if new == len(expansions):
             expansions.append(expansion)
+        else:
+            trainer.queue_rare()
         found.pop((left, right), None)  # a pair that is merged again counts at its last place
         found[left, right] = new
         trainer.merge(left, right, new, rows)
