@@ -42,7 +42,9 @@ def install_directory(temporary: Path, target: Path) -> None:
         if leftover.exists():
             shutil.rmtree(leftover)
     for path in [*temporary.rglob("*"), temporary]:
-        _fsync(path)
+        # Links may lead nowhere, and opening a pipe would wait for its other end: neither has anything to write out.
+        if not path.is_symlink() and (path.is_file() or path.is_dir()):
+            _fsync(path)
     os.rename(temporary, new)
     try:
         if target.exists():
