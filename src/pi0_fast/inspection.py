@@ -352,7 +352,7 @@ def _labels(source: DatasetChunks) -> tuple[str, ...]:
     dims, names = source.selection.dims, source.names
     relative = set(source.selection.delta_dims)
     return tuple(
-        f"{dim}{'' if names is None else ' ' + names[place]}{' (relative)' if dim in relative else ''}"
+        f"{dim}{'' if names is None else ' ' + names[place]}{' (rel.)' if dim in relative else ''}"
         for place, dim in enumerate(dims)
     )
 

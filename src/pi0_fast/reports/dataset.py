@@ -142,7 +142,9 @@ class DatasetReport:
         }
 
     def _length_histogram(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        counts, edges = np.histogram(self.frames, bins=min(30, max(1, len(set(self.frames)))))
+        """(edges, counts), in bins of a fiftieth of the longest episode, from 0 on."""
+        width = max(1, -(-max(self.frames) // 50))
+        counts, edges = np.histogram(self.frames, np.arange(0, max(self.frames) + 2 * width, width))
         return edges, counts
 
     def drawings(self) -> list[Callable[[], Picture]]:

@@ -96,8 +96,8 @@ def _plain(text: str) -> str:
     from matplotlib import font_manager
 
     font = font_manager.get_font(font_manager.findfont("DejaVu Sans"))
-    known = font.get_charmap()
-    return "".join(c if ord(c) in known else "?" for c in " ".join(text.split())).replace("$", r"\$")
+    known = (c if font.get_char_index(ord(c)) else "?" for c in " ".join(text.split()))
+    return "".join(known).replace("$", r"\$")
 
 
 def _labels(labels: Sequence[str], longest: int = 34) -> list[str]:
@@ -121,6 +121,22 @@ def _ticks(most: int = 9, *, whole: bool = False) -> Any:
     return MaxNLocator(nbins=most, integer=whole, steps=[1, 2, 2.5, 5, 10])
 
 
+def _log_axis(axis: Any, low: float, high: float) -> None:
+    """A logarithmic axis from low to high; where that is few decades, the ticks between them are written out too."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    if high / low < 1e3:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
+def _columns(panels: int) -> int:
+    """Columns of a grid of panels."""
+    return min(panels, 3 if panels in (5, 6, 9) else 4)
+
+
 def _list_height(count: int) -> float:
     return 1.4 + _ROW * max(count, 4)
 
@@ -139,7 +155,7 @@ def token_lengths(counts: Sequence[int], first: int, mean: float, p99: float) ->
         axes.set(xlabel="tokens per chunk", ylabel="chunks")
         axes.xaxis.set_major_locator(_ticks(whole=True))
         axes.yaxis.set_major_locator(_ticks(whole=True))
-        axes.legend()
+        figure.legend(loc="outside upper right", ncols=2)
 
     return _draw("token_lengths", "Tokens per chunk: how many chunks have how many tokens.", 3.0, draw)
 
@@ -169,7 +185,7 @@ def dimension_errors(
         units.plot(rmse[known], rows[known], "o", color=BLUE, markersize=5, label="RMSE")
         units.plot(worst[known], rows[known], "D", color=VERMILLION, markersize=4, label="worst")
         if known.any():
-            units.set_xscale("log")
+            _log_axis(units.xaxis, float(rmse[known].min()), float(worst[known].max()))
         for row in rows[~known]:
             units.text(
                 0.01, row, "no error", transform=units.get_yaxis_transform(), va="center", color=GREY, fontsize=8
@@ -208,7 +224,7 @@ def chunk(
     """
     share = np.abs(decoded.astype(np.float64) - original).max(axis=0) / (high - low)
     shown = np.sort(np.argsort(-share, kind="stable")[:MOST_PANELS])
-    columns = min(4, len(shown))
+    columns = _columns(len(shown))
     lines = -(-len(shown) // columns)
 
     def draw(figure: Figure) -> None:
@@ -223,15 +239,15 @@ def chunk(
             below = place + columns  # a hidden panel has no axis to share
             if below >= len(shown):
                 axes.tick_params(labelbottom=True)
-                axes.set_xlabel("step", fontsize=8)
+        figure.supxlabel("step", fontsize=9)
         handles, words = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, words, loc="outside lower center", ncols=3)
+        figure.legend(handles, words, loc="outside upper right", ncols=3)
 
     left_out = (
         f" The {len(shown)} of {len(labels)} dimensions with the largest errors." if len(shown) < len(labels) else ""
     )
-    words = f"{title}: recorded against decoded, in data units; dashed: where the normaliser clips or ends.{left_out}"
-    return _draw(name, words, 0.7 + 1.25 * lines, draw)
+    words = f"{title}: recorded against decoded, in data units, on scales of their own; dotted: the normaliser's range."
+    return _draw(name, words + left_out, 0.7 + 1.25 * lines, draw)
 
 
 def _chunk_panel(axes: Axes, original: FloatArray, decoded: FloatArray, low: float, high: float) -> None:
@@ -273,12 +289,12 @@ def rate_distortion(
         axes.plot(tokens, errors, "o-", color=BLUE, label="refitted, whole error")
         axes.plot(tokens, rounding, "s--", color=GREEN, markersize=4, label="refitted, rounding alone")
         for x, y, text in zip(tokens, errors, texts, strict=True):
-            axes.annotate(_plain(text), (x, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8)
+            axes.annotate(_plain(text), (x, y), xytext=(0, 10), textcoords="offset points", ha="center", fontsize=8)
         axes.plot(*own, "*", color=VERMILLION, markersize=13, label="this tokenizer")
-        axes.set_yscale("log")
+        _log_axis(axes.yaxis, max(min(rounding), 1e-12), max(*errors, own[1]))
         axes.set(xlabel="tokens per chunk, mean", ylabel="RMSE, normalised units (logarithmic)")
         axes.margins(0.08, 0.15)
-        axes.legend()
+        figure.legend(loc="outside upper right", ncols=3)
 
     words = (
         "Rate and distortion of tokenizers refitted at other scales (beside the points), of the same vocabulary size."
@@ -306,10 +322,11 @@ def vocabulary_use(uses: FloatArray, sizes: FloatArray, unit: str) -> Picture:
         zipf.legend()
         labels, shares, ids = size_shares(uses, sizes)
         rows = np.arange(len(labels))
-        lengths.bar(rows - 0.2, 100 * ids, width=0.38, color="#b5b5b5", label="ids")
-        lengths.bar(rows + 0.2, 100 * shares, width=0.38, color=BLUE, label="uses")
-        lengths.set_xticks(rows, labels)
-        lengths.set(xlabel=f"{unit} that an id stands for", ylabel="%", title="long and short ids")
+        lengths.barh(rows - 0.2, 100 * ids, height=0.38, color="#b5b5b5", label="% of ids")
+        lengths.barh(rows + 0.2, 100 * shares, height=0.38, color=BLUE, label="% of uses")
+        lengths.set_yticks(rows, labels)
+        lengths.invert_yaxis()
+        lengths.set(ylabel=f"{unit} that an id stands for", xlabel="%", title="short and long ids")
         lengths.legend()
 
     words = f"Use of the vocabulary: how often each id occurs, by rank; and how many {unit} the ids stand for."
@@ -344,7 +361,7 @@ def episode_lengths(edges: FloatArray, counts: FloatArray, fps: float, horizon: 
                 "top", functions=(lambda x: np.asarray(x) / fps, lambda x: np.asarray(x) * fps)
             )
             above.set_xlabel("seconds")
-        axes.legend()
+        figure.legend(loc="outside lower right")
 
     return _draw("episode_lengths", "Lengths of the episodes.", 3.0, draw)
 
@@ -364,7 +381,7 @@ def distributions(
         marks: q01 and q99 of each.
         outside: how many of its values lie outside the edges.
     """
-    columns = min(4, len(labels))
+    columns = _columns(len(labels))
     shown = min(len(labels), 4 * MOST_PANELS)
     lines = -(-shown // columns)
 
@@ -384,8 +401,9 @@ def distributions(
             axes.ticklabel_format(axis="x", useOffset=False)
             axes.xaxis.set_major_locator(_ticks(4))
             if outside[dim]:
-                text = f"+{outside[dim]} outside"
-                axes.text(0.98, 0.95, text, transform=axes.transAxes, ha="right", va="top", fontsize=7, color=GREY)
+                place = {"transform": axes.transAxes, "ha": "right", "va": "top", "fontsize": 7}
+                frame = {"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85}
+                axes.text(0.98, 0.95, f"{outside[dim]} further out", color="#444444", bbox=frame, **place)
 
     left_out = f" The first {shown} of {len(labels)} dimensions." if shown < len(labels) else ""
     words = (
@@ -447,11 +465,13 @@ def modes(names: Sequence[str], clips: Sequence[bool], frames: Sequence[float], 
         left.barh(rows, 100 * np.asarray(frames), color=colours, height=0.6)
         left.set_yticks(rows, names)
         left.invert_yaxis()
-        left.set(xlabel="% of frames", title="a value outside [-1, 1]", xlim=(0, 100))
+        left.set(xlabel="% of frames", title="frames with a value outside [-1, 1]", xlim=(0, 100))
         right.plot(largest, rows, "o", color=BLUE)
         right.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
-        right.set_xscale("log")
-        right.set(xlabel="largest normalised value (logarithmic), before clipping", title="how far outside")
+        _log_axis(right.xaxis, min(1.0, *largest), max(largest))
+        right.set(
+            xlabel="largest normalised value (logarithmic), before clipping", title="how far the largest is outside"
+        )
         from matplotlib.patches import Patch
 
         handles = [
