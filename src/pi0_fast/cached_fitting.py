@@ -13,7 +13,7 @@ import logging
 import operator
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -306,20 +306,20 @@ def _normalization(
 ) -> Normalizer | NormalizationMode:
     """The normaliser that the caller wants, or the mode in which one is to be fitted."""
     parsed = None if mode is None else NormalizationMode.parse(mode)
-    if normalizer is None:
-        chosen = parsed or NormalizationMode.QUANTILES
-        if statistics is None:
-            return chosen
-        normalizer = Normalizer.from_statistics(
-            statistics, chosen, names=data.names, selection=data.selection, source="given statistics"
-        )
-    elif statistics is not None or parsed not in (None, normalizer.mode):
+    if normalizer is not None and (statistics is not None or parsed not in (None, normalizer.mode)):
         raise UsageError("a normalizer has its own mode and statistics: leave out normalization_mode and statistics")
+    chosen = parsed or NormalizationMode.QUANTILES
+    if statistics is not None:
+        normalizer = Normalizer.from_statistics(statistics, chosen, source="given statistics")
+    if normalizer is None:
+        return chosen
     if normalizer.size != data.selection.size:
         raise UsageError(
             f"the statistics are of {normalizer.size} dimensions, the encoded dimensions of {data.keys[0]!r} are "
             f"{format_dims(data.selection.dims)}"
         )
+    if statistics is not None:
+        normalizer = replace(normalizer, names=data.names, selection=data.selection)
     return normalizer
 
 
