@@ -157,6 +157,19 @@ def test_another_seed_samples_other_chunks(dataset: Path, tmp_path: Path) -> Non
     assert one.tokenizer.vocabulary != two.tokenizer.vocabulary
 
 
+def test_max_chunks_bounds_the_fit_and_says_what_it_left_out(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = train_tokenizer(config(dataset, tmp_path / "t", max_chunks=50, val_fraction=0.0))
+    assert result.metadata["num_training_chunks"] == 50
+    assert result.measured.chunks == 50
+    sampled = sum(length - 9 for length in (60, 45, 80, 70, 50))
+    assert f"50 of {sampled} windows of 10 steps to fit ({sampled - 50} more were sampled" in capsys.readouterr().out
+    whole = train_tokenizer(config(dataset, tmp_path / "u", max_chunks=sampled, val_fraction=0.0))
+    assert whole.metadata["num_training_chunks"] == sampled
+    assert "more were sampled" not in capsys.readouterr().out
+
+
 def test_nothing_held_out_measures_on_the_fitted_episodes(dataset: Path, tmp_path: Path) -> None:
     result = train_tokenizer(config(dataset, tmp_path / "t", val_fraction=0.0))
     assert result.measured_on == "fitted episodes"

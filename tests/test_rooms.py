@@ -30,7 +30,17 @@ ROOMS = [
     ["cli"],
 ]
 # Inside actions/, from top to bottom.
-ACTIONS = ["chunks", "normalize", "dct", "bpe", "bpe_training", "segmentation", "reference_format", "vocabulary", "grammar"]
+ACTIONS = [
+    "chunks",
+    "normalize",
+    "dct",
+    "bpe",
+    "bpe_training",
+    "segmentation",
+    "reference_format",
+    "vocabulary",
+    "grammar",
+]
 ACTIONS += ["layout", "processing_action_tokenizer", "model_card", "tokenizer", "report", "details", "survey"]
 
 

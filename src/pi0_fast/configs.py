@@ -64,6 +64,11 @@ class TokenizerTrainingConfig:
         group=_DATA,
         help="Fraction of the action chunks to sample from each episode, above 0 and at most 1.",
     )
+    max_chunks: int = option(
+        200_000,
+        group=_DATA,
+        help="Fit on at most this many of the sampled chunks, chosen over all episodes, and measure on as many.",
+    )
     val_fraction: float = option(
         0.1,
         group=_DATA,
@@ -182,6 +187,7 @@ class TokenizerTrainingConfig:
         _whole("action_horizon", self.action_horizon, 1)
         _whole("vocab_size", self.vocab_size, 2)
         _whole("seed", self.seed, 0)
+        _whole("max_chunks", self.max_chunks, 1)
         for name in ("max_episodes", "num_workers"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)

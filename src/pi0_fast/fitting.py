@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +23,8 @@ from pi0_fast.actions.chunks import (
     ActionSelection,
     dim_ranges,
     format_dims,
+    limit_samples,
+    sample_count,
     sample_starts,
     split_episodes,
     window_count,
@@ -209,25 +211,47 @@ class _Fit:
         self.lengths = self.source.lengths
         self.train, self.held_out = split_episodes(list(self.lengths), config.val_fraction, config.seed)
 
+        counts = self._sample_counts(self.train)
+        self._kept = {
+            **(limit_samples(counts, config.max_chunks, seed=config.seed) or {}),
+            **(limit_samples(self._sample_counts(self.held_out), config.max_chunks, seed=config.seed) or {}),
+        }
+        self.sampled, self.windows = sum(counts.values()), sum(self._windows(index) for index in self.train)
+
+    def _windows(self, index: int) -> int:
+        return window_count(self.lengths[index], self.config.action_horizon)
+
+    def _sample_counts(self, indices: Sequence[int]) -> dict[int, int]:
+        return {index: sample_count(self._windows(index), self.config.sample_fraction) for index in indices}
+
     def _starts(self, index: int) -> npt.NDArray[np.int64]:
-        return sample_starts(
+        """First frames of the chunks of an episode that are used."""
+        starts = sample_starts(
             self.lengths[index],
             self.config.action_horizon,
             self.config.sample_fraction,
             seed=self.config.seed,
             episode_index=index,
         )
+        return starts[self._kept[index]] if index in self._kept else starts
+
+    def _used(self, indices: Sequence[int]) -> int:
+        """How many chunks of the episodes are used."""
+        return min(sum(self._sample_counts(indices).values()), self.config.max_chunks)
 
     def announce(self) -> None:
         """Say what will be done."""
         config, reader, selection = self.config, self.reader, self.selection
         frames = sum(self.lengths.values())
-        chunks = sum(len(self._starts(index)) for index in self.train)
-        windows = sum(window_count(self.lengths[index], config.action_horizon) for index in self.train)
         say(f"dataset        {config.repo_id} ({reader.version}) at {reader.root}")
         counts = f"{len(self.train)} to fit, {len(self.held_out)} held out"
         say(f"episodes       {counts}; {frames} frames at {reader.fps:g} Hz")
-        say(f"chunks         {chunks} of {windows} windows of {config.action_horizon} steps to fit")
+        left_out = self.sampled - self._used(self.train)
+        limited = f" ({left_out} more were sampled: --max_chunks)" if left_out else ""
+        say(
+            f"chunks         {self._used(self.train)} of {self.windows} windows of {config.action_horizon} steps "
+            f"to fit{limited}"
+        )
         named = "" if self.source.names is None else ": " + ", ".join(self.source.names)
         say(f"dimensions     {format_dims(selection.dims)} of {selection.action_size}{named}")
         if selection.is_delta:
@@ -252,7 +276,7 @@ class _Fit:
         """The tokenizer fitted on sampled chunks of the training episodes, and what it was fitted from."""
         config = self.config
         fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale)
-        with progress("chunks", sum(len(self._starts(index)) for index in self.train), "chunks") as advance:
+        with progress("chunks", self._used(self.train), "chunks") as advance:
             for chunks in self.source.chunks(self.train, self._starts):
                 fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
                 advance(len(chunks))
@@ -273,7 +297,7 @@ class _Fit:
         """Rate and distortion on the held-out episodes, or on the fitted ones where there are none."""
         indices, what = (self.held_out, "held-out episodes") if self.held_out else (self.train, "fitted episodes")
         meter = DistortionMeter(tokenizer, normalizer, num_threads=self.config.num_workers)
-        with progress("measuring", sum(len(self._starts(index)) for index in indices), "chunks") as advance:
+        with progress("measuring", self._used(indices), "chunks") as advance:
             for chunks in self.source.chunks(indices, self._starts):
                 meter.add(chunks)
                 advance(len(chunks))

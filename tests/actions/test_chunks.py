@@ -15,6 +15,7 @@ from pi0_fast.actions.chunks import (
     as_numbers,
     dim_ranges,
     format_dims,
+    limit_samples,
     parse_dims,
     sample_starts,
     split_episodes,
@@ -436,3 +437,33 @@ def test_real_recordings(shared: Path) -> None:
         # Deltas of the first step are small next to the positions: the transform does what it is for.
         moved = selection.delta_dims
         assert np.abs(chunks[:, 0][:, moved]).mean() < 0.5 * np.abs(actions[:45, moved]).mean()
+
+
+@given(st.dictionaries(st.integers(0, 30), st.integers(0, 20), max_size=8), st.integers(1, 60), st.integers(0, 5))
+def test_limited_samples(counts: dict[int, int], most: int, seed: int) -> None:
+    kept = limit_samples(counts, most, seed=seed)
+    if sum(counts.values()) <= most:
+        assert kept is None
+        return
+    assert kept is not None
+    assert list(kept) == list(counts)
+    assert sum(map(len, kept.values())) == most
+    for group, positions in kept.items():
+        assert (np.diff(positions) > 0).all()
+        assert all(0 <= position < counts[group] for position in positions)
+    again = limit_samples(counts, most, seed=seed)
+    assert again is not None
+    assert all((again[group] == kept[group]).all() for group in counts)
+
+
+def test_limited_samples_are_spread_evenly() -> None:
+    """Each of 100 members of 3 groups is kept about as often as any other."""
+    uses = np.zeros(100)
+    for seed in range(300):
+        kept = limit_samples({0: 50, 1: 20, 2: 30}, 10, seed=seed)
+        assert kept is not None
+        for group, first in ((0, 0), (1, 50), (2, 70)):
+            uses[first + kept[group]] += 1
+    assert uses.sum() == 3000
+    assert uses.min() > 8
+    assert uses.max() < 60

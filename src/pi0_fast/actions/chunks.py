@@ -469,7 +469,36 @@ def sample_starts(length: int, horizon: int, fraction: float, *, seed: int, epis
     if count == 0 or fraction == 1:
         return np.arange(count, dtype=np.int64)
     generator = np.random.default_rng([seed, episode_index])
-    return np.sort(generator.choice(count, max(1, int(count * fraction)), replace=False)).astype(np.int64)
+    return np.sort(generator.choice(count, sample_count(count, fraction), replace=False)).astype(np.int64)
+
+
+def sample_count(count: int, fraction: float) -> int:
+    """How many of `count` windows `sample_starts` takes."""
+    return count if fraction == 1 or count == 0 else max(1, int(count * fraction))
+
+
+def limit_samples(counts: Mapping[int, int], most: int, *, seed: int) -> dict[int, IntArray] | None:
+    """A sample of at most `most` from groups of `counts` each, all members equally likely.
+
+    Args:
+        counts: group -> number of members.
+        most: members to keep in all.
+        seed: determines the choice.
+
+    Returns:
+        Group -> sorted positions (int64) of its members that are kept; None when there are no more than `most`.
+    """
+    total = sum(counts.values())
+    if total <= most:
+        return None
+    chosen = np.sort(np.random.default_rng([seed, total]).choice(total, most, replace=False, shuffle=False))
+    kept: dict[int, IntArray] = {}
+    begin = 0
+    for group, count in counts.items():
+        first, last = np.searchsorted(chosen, [begin, begin + count])
+        kept[group] = chosen[first:last].astype(np.int64) - begin
+        begin += count
+    return kept
 
 
 def split_episodes(indices: Sequence[int], val_fraction: float, seed: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
