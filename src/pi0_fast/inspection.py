@@ -282,7 +282,7 @@ def tokenizer_report(
     most = max(1, min(max_chunks, _MOST_VALUES // (source.horizon * source.selection.size)))
     with progress("reading", min(len(measured), most), "episodes") as advance:
         sample = source.sample(measured, most, seed, advance)
-    say(f"measured on    {len(sample.chunks)} of {sample.windows} chunks of {measured_on} ({len(measured)})")
+    say(f"measured on    {len(sample.chunks)} of {sample.windows} chunks; {measured_on}: {len(measured)}")
     with progress("measuring", len(sample.chunks), "chunks") as advance:
         details = examine(tokenizer, normalizer, sample.chunks, num_threads=num_threads, progress=advance)
     worst = worst_chunks(details.errors, sample.episodes, sample.starts, source.horizon, _WORST)
@@ -352,7 +352,7 @@ def _labels(source: DatasetChunks) -> tuple[str, ...]:
     dims, names = source.selection.dims, source.names
     relative = set(source.selection.delta_dims)
     return tuple(
-        f"{dim}{'' if names is None else ' ' + names[place]}{' (rel.)' if dim in relative else ''}"
+        f"{f'dimension {dim}' if names is None else f'{dim} {names[place]}'}{' (rel.)' if dim in relative else ''}"
         for place, dim in enumerate(dims)
     )
 

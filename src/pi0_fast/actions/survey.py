@@ -23,8 +23,6 @@ LocatedBlocks = Callable[[], Iterable[tuple[int, FloatArray]]]
 
 #: Bins of a dimension's histogram.
 BINS = 60
-#: An outlier lies further outside [q01, q99] than this many times their distance.
-OUTLIER_DISTANCE = 1.0
 #: How far a histogram looks outside [q01, q99], in their distance.
 _VIEW = 0.25
 
@@ -64,11 +62,13 @@ class Survey:
     Attributes:
         statistics: exact, over all steps.
         still: dimensions that never move.
-        rare: dimensions that move in so few frames that [q01, q99] says nothing about them (QUANTILES guards them).
+        rare: dimensions of which a few values are so far from the rest that [q01, q99] is a sliver of min to max: a
+            gripper that moves in few frames, or a glitch. QUANTILES guards them.
         edges: float64 [D, BINS + 1] of the histograms, in the data's own units.
         counts: int64 [D, BINS].
         below, above: int64 [D], values outside the histograms' edges.
-        outliers: int64 [D], values further outside [q01, q99] than `OUTLIER_DISTANCE` allows; 0 in still and rare ones.
+        outliers: int64 [D], values further outside [q01, q99] than those are apart (or than a hundredth of min to max,
+            where that is more).
         outlier_episodes: int64 [D], episodes that hold such a value.
         extremes: one for each dimension with outliers.
         modes: the effect of every mode, by its name.
@@ -112,7 +112,7 @@ def survey(
     minmax_guarded = normalizers["MIN_MAX"].guarded  # MIN_MAX guards only what never moves
     rare = tuple(dim for dim in guarded if dim not in minmax_guarded)
     histograms = _Histograms(statistics, guarded)
-    outliers = _Outliers(statistics, guarded)
+    outliers = _Outliers(statistics)
     effects = {name: _Effect(normalizer) for name, normalizer in normalizers.items()}
     for episode, block in blocks():
         values = block.reshape(-1, block.shape[-1]).astype(np.float64)
@@ -164,11 +164,9 @@ class _Histograms:
 class _Outliers:
     """Values far outside [q01, q99], where they are, and the furthest of each dimension."""
 
-    def __init__(self, statistics: Statistics, guarded: Sequence[int]) -> None:
-        reach = OUTLIER_DISTANCE * (statistics.q99 - statistics.q01)
+    def __init__(self, statistics: Statistics) -> None:
+        reach = np.maximum(statistics.q99 - statistics.q01, 0.01 * (statistics.max - statistics.min))
         self._low, self._high = statistics.q01 - reach, statistics.q99 + reach
-        exempt = list(guarded)
-        self._low[exempt], self._high[exempt] = -np.inf, np.inf
         self.counts = np.zeros(len(reach), np.int64)
         self.episodes = np.zeros(len(reach), np.int64)
         self._last_episode = np.full(len(reach), -1, np.int64)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast.actions.report import Table
-from pi0_fast.actions.survey import OUTLIER_DISTANCE, Survey
+from pi0_fast.actions.survey import Survey
 from pi0_fast.reports import pictures
 from pi0_fast.reports.page import Page
 from pi0_fast.reports.pictures import Picture
@@ -49,9 +49,9 @@ class DatasetReport:
     def _remark(self, dim: int) -> str:
         if dim in self.survey.still:
             return "never moves"
-        if dim in self.survey.rare:
-            return "moves in few frames"
         count = int(self.survey.outliers[dim])
+        if dim in self.survey.rare:
+            return f"hardly moves, {count} outliers"
         return f"{count} outliers" if count else ""
 
     def _ranges_table(self) -> Table:
@@ -77,7 +77,7 @@ class DatasetReport:
             ]
             for extreme in found.extremes
         ]
-        title = f"Outliers: values further outside q01 to q99 than {OUTLIER_DISTANCE:g} times their distance"
+        title = "Outliers: values further outside q01 to q99 than those are apart"
         headers = ["dimension", "values", "in episodes", "furthest", "q01 to q99", "episode", "frame"]
         return title, rows, headers
 
@@ -114,7 +114,7 @@ class DatasetReport:
             "episode_lengths": {"frames": list(self.frames), "edges": edges.tolist(), "counts": counts.tolist()},
             "statistics": found.statistics.to_mapping(),
             "never_moves": list(found.still),
-            "moves_in_few_frames": list(found.rare),
+            "hardly_moves": list(found.rare),
             "distributions": {
                 "edges": found.edges.tolist(),
                 "counts": found.counts.tolist(),
@@ -188,7 +188,7 @@ class DatasetReport:
                 ("frames", str(sum(self.frames))),
                 ("dimensions", str(len(self.labels))),
                 ("never move", str(len(found.still))),
-                ("move in few frames", str(len(found.rare))),
+                ("hardly move", str(len(found.rare))),
                 ("values that are outliers", str(int(found.outliers.sum()))),
             ]
         )
@@ -212,7 +212,7 @@ class DatasetReport:
             page.text(title + ". Episode and frame are those of the furthest.")
             page.table(rows, headers)
         else:
-            page.text(f"No value is further outside q01 to q99 than {OUTLIER_DISTANCE:g} times their distance.")
+            page.text("No value is further outside q01 to q99 than those are apart.")
         page.heading("Normalisation modes")
         self._page_modes(page, by_name["modes"])
         return page

@@ -126,6 +126,9 @@ def _log_axis(axis: Any, low: float, high: float) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    if high / low < 4.0:
+        middle = (low * high) ** 0.5
+        axis.axes.set(**{f"{axis.axis_name}lim": (middle / 3.0, middle * 3.0)})
     if high / low < 1e3:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -252,8 +255,9 @@ def chunk(
 
 def _chunk_panel(axes: Axes, original: FloatArray, decoded: FloatArray, low: float, high: float) -> None:
     steps = np.arange(len(original))
-    axes.plot(steps, original, color="#333333", linewidth=1.6, label="recorded")
-    axes.plot(steps, decoded, color=VERMILLION, linewidth=1.2, linestyle=(0, (4, 1.5)), label="decoded")
+    marker = "o" if len(steps) < 3 else ""  # a line of one point is nothing
+    axes.plot(steps, original, marker=marker, color="#333333", linewidth=1.6, linestyle="-", label="recorded")
+    axes.plot(steps, decoded, marker=marker, color=VERMILLION, linewidth=1.2, linestyle=(0, (4, 1.5)), label="decoded")
     bottom, top = (float(f(np.concatenate([original, decoded]))) for f in (np.min, np.max))
     # A flat curve is drawn flat, not blown up to its rounding error.
     margin = max(0.1 * (top - bottom), 0.02 * (high - low))
@@ -312,12 +316,16 @@ def vocabulary_use(uses: FloatArray, sizes: FloatArray, unit: str) -> Picture:
     used = np.sort(uses[uses > 0])[::-1]
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import NullFormatter
+
         zipf, lengths = figure.subplots(1, 2, width_ratios=[3, 2])
         ranks = np.arange(1, len(used) + 1)
         zipf.plot(ranks, used, ".-", color=BLUE, markersize=3, linewidth=1, label="ids in use")
         if len(used):
             zipf.plot(ranks, used[0] / ranks, color=GREY, linestyle="--", linewidth=1, label="Zipf's law, 1 / rank")
             zipf.set(xscale="log", yscale="log", ylim=(0.7, 1.6 * used[0]))
+            zipf.xaxis.set_minor_formatter(NullFormatter())
+            zipf.yaxis.set_minor_formatter(NullFormatter())
         zipf.set(xlabel="rank of the id", ylabel="uses", title=f"{len(used)} of {len(uses)} ids are used")
         zipf.legend()
         labels, shares, ids = size_shares(uses, sizes)
@@ -420,7 +428,7 @@ def spreads(
     Args:
         labels: of the D dimensions.
         quantities: min, q01, q10, q50, q90, q99, max, each [D] on that scale.
-        still, rare: dimensions that have no such scale, as they never or rarely move.
+        still, rare: dimensions that have no such scale, as they never or hardly move.
     """
 
     def draw(figure: Figure) -> None:
@@ -443,7 +451,7 @@ def spreads(
         for row in still:
             axes.text(0.0, row, "never moves", va="center", ha="center", color=GREY, fontsize=8)
         for row in rare:
-            axes.text(0.0, row, "moves in few frames", va="center", ha="center", color=GREY, fontsize=8)
+            axes.text(0.0, row, "hardly moves, but for a few values", va="center", ha="center", color=GREY, fontsize=8)
         reach = float(np.abs(np.concatenate([low, high, [1.0]])).max())
         if reach > 6:
             axes.set_xscale("symlog", linthresh=2.0)

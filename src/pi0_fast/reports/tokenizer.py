@@ -111,7 +111,7 @@ class TokenizerReport:
         rows: list[list[Any]] = []
         for point in self.sweep:
             if point.distortion is None:
-                rows.append([self.scale_text(point.scale), "none", "", "", "", "", ""])
+                rows.append([self.scale_text(point.scale), "none", "", "", "", "", "", ""])
                 continue
             tokens = point.distortion.tokens
             rows.append(
@@ -123,12 +123,13 @@ class TokenizerReport:
                     f"{tokens['compression_ratio']:.2f}",
                     f"{point.distortion.normalized_rmse:.4f}",
                     f"{rounding_rmse(point.distortion, self.normalizer):.4f}",
+                    point.distortion.saturations,
                 ]
             )
-        headers = ["scale", "ids", "tokens", "p99", "values/token", "RMSE", "by rounding"]
+        headers = ["scale", "ids", "tokens", "p99", "values/token", "RMSE", "by rounding", "outside"]
         title = (
             f"Tokenizers refitted at other scales, {self.sweep_vocab_size} ids at most, on {self.sweep_chunks} chunks; "
-            "tokens per chunk, RMSE in normalised units"
+            "tokens per chunk, RMSE in normalised units, coefficients outside the vocabulary"
         )
         return title, rows, headers
 
@@ -303,9 +304,9 @@ class TokenizerReport:
         page.show(picture)
         title, rows, headers = error_table(measured, self.tokenizer.scale, self.normalizer, self.measured_on)
         shares = [f"{share:.2%}" for share in self.details.clipped]
-        rows = [[row[0], label, *row[2:], share] for row, label, share in zip(rows, self.labels, shares, strict=True)]
+        rows = [[label, *row[2:], share] for row, label, share in zip(rows, self.labels, shares, strict=True)]
         page.text(title + ".")
-        page.table(rows, [*headers, "clipped"])
+        page.table(rows, [*headers[1:], "clipped"])
 
     def _page_sweep(self, page: Page, picture: Picture | None) -> None:
         title, rows, headers = self._sweep_table()
