@@ -295,8 +295,11 @@ def rate_distortion(
         for x, y, text in zip(tokens, errors, texts, strict=True):
             axes.annotate(_plain(text), (x, y), xytext=(0, 10), textcoords="offset points", ha="center", fontsize=8)
         axes.plot(*own, "*", color=VERMILLION, markersize=13, label="this tokenizer")
-        _log_axis(axes.yaxis, max(min(rounding), 1e-12), max(*errors, own[1]))
-        axes.set(xlabel="tokens per chunk, mean", ylabel="RMSE, normalised units (logarithmic)")
+        axes.set(xlabel="tokens per chunk, mean", ylabel="RMSE, normalised units")
+        lowest = min(*rounding, own[1])
+        if lowest > 0:
+            _log_axis(axes.yaxis, lowest, max(*errors, own[1]))
+            axes.set_ylabel("RMSE, normalised units (logarithmic)")
         axes.margins(0.08, 0.15)
         figure.legend(loc="outside upper right", ncols=3)
 
