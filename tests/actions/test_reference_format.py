@@ -11,6 +11,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from pi0_fast.actions.reference_format import (
     FIRST_SURROGATE,
     byte_characters,
+    character_classes,
     from_byte_rows,
     to_byte_rows,
 )
@@ -19,12 +20,17 @@ PEER = ByteLevel(add_prefix_space=False)
 BYTE_OF = {character: byte for byte, character in enumerate(byte_characters())}
 IDENTITY = np.arange(256, dtype=np.int32)
 
+#: Letters of Unicode 16, which `tokenizers` knows from 0.22 on; older ones are not asked about them.
+NEWEST = {0x1C89, 0x1C8A, 0xA7CB, 0xA7CC, 0xA7CD, 0xA7DA, 0xA7DB, 0xA7DC}
+PEER_IS_OLD = len(PEER.pre_tokenize_str("a\u1c89")) > 1
+ASKED = [code for code in range(FIRST_SURROGATE) if not (PEER_IS_OLD and code in NEWEST)]
+
 #: Where the pattern decides: contraction letters, spaces, digits, signs, and edges of UTF-8 and of the letter table.
 TELLING = st.sampled_from([ord(c) for c in "'stmdrevl ab Z17!-\t\n"] + [0, 31, 127, 128, 160, 170, 178, 0x7FF, 0x800])
 UNUSUAL = st.sampled_from(
     [133, 0x85, 0x1680, 0x180E, 0x2007, 0x200B, 0x2028, 0x202F, 0x205F, 0x3000, 0x0300, 0x2160, 0xD7FF]
 )
-CODES = st.one_of(TELLING, TELLING, UNUSUAL, st.integers(0, 0x2FF), st.integers(0, FIRST_SURROGATE - 1))
+CODES = st.one_of(TELLING, TELLING, UNUSUAL, st.integers(0, 0x2FF), st.sampled_from(ASKED))
 
 
 def words_of_peer(text: str) -> list[bytes]:
@@ -93,7 +99,8 @@ def test_words_by_hand(text: str, words: list[str]) -> None:
 @pytest.mark.parametrize("template", ["a@a", "1@1", "!@!", " @ ", "\n@\n", " a@", "a @", "@\n@ ", "'@", "@'s", "@@  @"])
 def test_every_code_point_in_many_contexts(template: str) -> None:
     """Also that letters, numbers and spaces do not depend on the Unicode version of this Python."""
-    text = "".join(template.replace("@", chr(code)) for code in range(FIRST_SURROGATE))
+    assert all(character_classes()[code] == character_classes()[ord("a")] for code in NEWEST)
+    text = "".join(template.replace("@", chr(code)) for code in ASKED)
     rows = np.frombuffer(text.encode("utf-32-le"), np.int32)[None]
     assert words_of(rows) == [words_of_peer(text)]
 

@@ -25,7 +25,7 @@ _OTHER, _LETTER, _NUMBER, _WHITE, _SPACE = 0, 1, 2, 3, 4
 _APOSTROPHE = 39
 # White_Space in Unicode, without the plain space: the pattern treats that one apart.
 _WHITE_SPACE = (*range(9, 14), 133, 160, 5760, *range(8192, 8203), 8232, 8233, 8239, 8287, 12288)
-# Letters of Unicode 14 to 16, half-open ranges: `tokenizers` knows them, Python 3.10 to 3.13 do not know all.
+# Letters of Unicode 14 to 16, half-open ranges: `tokenizers` 0.22 knows them, Python 3.10 to 3.13 do not know all.
 _LATER_LETTERS = (
     (0x870, 0x888), (0x889, 0x88F), (0x8B5, 0x8B6), (0x8C8, 0x8CA), (0xC5D, 0xC5E), (0xCDD, 0xCDE), (0x170D, 0x170E),
     (0x171F, 0x1720), (0x1B4C, 0x1B4D), (0x1C89, 0x1C8B), (0x2C2F, 0x2C30), (0x2C5F, 0x2C60), (0x9FFD, 0xA000),
