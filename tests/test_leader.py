@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -32,8 +33,11 @@ if settings["errno"]:
 from pi0_fast import leader
 leader._BEAT_S, leader._QUIET_S, leader._QUIET_ELSEWHERE_S, leader._LOG_S = 0.1, 0.8, 3.0, 0.3
 if settings["machine"]:  # another machine: another kernel, and locks of its own
-    real = leader.FileLock
-    leader.FileLock = lambda path: real(f"{path}-{settings['machine']}")
+    begin = leader._Process.__init__
+    def begin_elsewhere(self, *arguments):
+        begin(self, *arguments)
+        self._lock = Path(f"{self._lock}-{settings['machine']}")
+    leader._Process.__init__ = begin_elsewhere
     leader._machine = lambda: settings["machine"]
 target = Path(settings["target"])
 def finished():
@@ -246,12 +250,11 @@ def test_without_shared_locks_a_living_leader_is_respected_and_a_dead_one_notice
     assert works(tmp_path) == 3
 
 
-def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, start: Start) -> None:
-    import errno
-
-    code, text = end(start(errno=errno.ENOLCK))
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_that_cannot_lock_is_named(tmp_path: Path, start: Start, number: int) -> None:
+    code, text = end(start(errno=number))
     assert code == 3
-    assert text.startswith(f"SharedWorkError: {tmp_path / '.d.lock'} cannot be locked")
+    assert text.startswith(f"SharedWorkError: {tmp_path / '.d.lock'} cannot be locked, as its file system has no locks")
     assert works(tmp_path) == 0
 
 

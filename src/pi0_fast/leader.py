@@ -15,6 +15,7 @@ Left out: the work, and how its result appears all at once (`swap.py`).
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -27,8 +28,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeVar
-
-from filelock import FileLock, Timeout
 
 from pi0_fast.types import Pi0FastError, UsageError
 
@@ -135,7 +134,7 @@ class _Process:
         target = Path(os.path.realpath(target))
         target.parent.mkdir(parents=True, exist_ok=True)
         self._path = target.parent / f".{target.name}.attempt"
-        self._lock = FileLock(target.parent / f".{target.name}.lock")
+        self._lock = target.parent / f".{target.name}.lock"
         self._what = what
         self._may_lead = _may_lead()
         self._machine = _machine()
@@ -155,19 +154,28 @@ class _Process:
             SharedWorkError: the file system cannot lock, or the lock file cannot be opened.
         """
         try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            yield False
-            return
-        except (NotImplementedError, OSError) as error:
-            raise SharedWorkError(
-                f"{self._lock.lock_file} cannot be locked ({type(error).__name__}: {error}): take a directory on "
-                "another file system, or one that this user may write to"
-            ) from error
+            descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise SharedWorkError(f"{self._lock} cannot be written: {error}") from error
         try:
-            yield True
+            yield self._try(descriptor)
         finally:
-            self._lock.release()
+            # Closing alone would not free it where another thread has forked a child meanwhile.
+            with suppress(OSError):  # closing frees it all the same in all other cases
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _try(self, descriptor: int) -> bool:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise SharedWorkError(
+                f"{self._lock} cannot be locked, as its file system has no locks ({error}): take a directory on "
+                "another one; with LOCAL_RANK set, as torchrun does, a local disk of each machine will do"
+            ) from error
+        return True
 
     def arrive(self, held: bool) -> bool:
         """After the first try of the lock: what is found, and whether this process shall lead."""
@@ -261,7 +269,7 @@ class _Process:
         if self._attempt is not None and self._attempt.state == "running" and self._attempt.id != self._buried:
             return f"for {self._attempt.who}"
         if self._may_lead:
-            return f"for the process that holds {self._lock.lock_file}"
+            return f"for the process that holds {self._lock}"
         return (
             f"for a process of local rank 0 to begin; this is {_who()}. Is one running, and does it use "
             f"{self._path.parent}?"
