@@ -106,11 +106,19 @@ def main() -> None:
 
     row("encode to arrays, chunks/s", lambda: twin.encode(few), lambda: ours.encode_padded(fitted), len(fitted))
     row("encode to lists", lambda: twin.encode(few), lambda: ours.encode(fitted), len(fitted))
-    row("encode one at a time", lambda: twin.encode(few), lambda: [ours.encode(chunk) for chunk in few], len(few))
+    row(
+        "encode one at a time",
+        lambda: [twin.encode(chunk[None]) for chunk in few],
+        lambda: [ours.encode(chunk) for chunk in few],
+        len(few),
+    )
     row("decode from arrays", lambda: twin.decode(theirs), lambda: ours.decode(padded), len(fitted))
     row("decode from lists", lambda: twin.decode(theirs), lambda: ours.decode(ids), len(fitted))
     row(
-        "decode one at a time", lambda: twin.decode(theirs), lambda: [ours.decode(i) for i in ids[: len(few)]], len(few)
+        "decode one at a time",
+        lambda: [twin.decode([row]) for row in theirs],
+        lambda: [ours.decode(row) for row in ids[: len(few)]],
+        len(few),
     )
     rates = [np.mean([len(i) for i in tokenizer.encode(held_out)]) for tokenizer in (twin, ours)]
     print(f"{'tokens per held-out chunk':28} {rates[0]:>12.2f} {rates[1]:>12.2f} {rates[1] / rates[0]:>7.3f}")

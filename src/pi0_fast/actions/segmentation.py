@@ -15,7 +15,6 @@ by 2 would not, since merging goes from left to right.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from pi0_fast._kernels import inlined, kernel
 from pi0_fast.actions.bpe import IntArray, Merges, encode_rows
 
 _NO_RANK = np.int32(0x7FFFFFFF)
+_SHORTER, _WIDTH, _BORN, _LEFT, _RIGHT = 0, 1, 2, 3, 4
 _FITS, _FITS_NOT = np.int8(1), np.int8(2)
 #: Up to this many ids, what is known of pairs is kept in a table (16 MB at most); beyond it is found anew each time.
 _LARGEST_REMEMBERED = 4096
@@ -33,31 +33,26 @@ _LARGEST_REMEMBERED = 4096
 class SearchTables:
     """What `segment_rows` looks up; built once for a vocabulary by `search_tables`.
 
+    Few arrays rather than clear ones: handing an array to a kernel takes as long as encoding some tokens.
+
     Attributes:
         keys, children: hash table of the trie of all expansions: (node + 1) << 32 | base id -> node, from root 0.
         longest: int32 [nodes]; the longest token that begins the way to each node, -1 at the root.
-        shorter: int32 [V]; the longest token that is a proper beginning of each token, -1 if there is none.
-        widths: int32 [V]; base ids of each token.
+        tokens: int32 [V, 5]; of each token, by `_SHORTER` to `_RIGHT`: the longest token that is a proper beginning of
+            it (-1: none), its number of base ids, the rank of the merge that makes it (-1: none), and what that joins.
         common: the base id that most often stands in runs.
         chain: int32; the node after 0, 1, 2, ... times `common`.
-        pairs, ranks: hash table of the merges, as in `Merges.table`.
-        born: int32 [V]; the rank of the merge that makes each token, -1 for base ids.
-        left, right: int32 [V]; what that merge joins.
+        merges: hash table of the merges, uint64: (left << 16 | right) + 1 << 32 | rank, or 0.
         known: int8 [V * V] or empty; whether two tokens fit, as far as it has been asked.
     """
 
     keys: npt.NDArray[np.uint64]
     children: IntArray
     longest: IntArray
-    shorter: IntArray
-    widths: IntArray
+    tokens: IntArray
     common: int
     chain: IntArray
-    pairs: npt.NDArray[np.uint32]
-    ranks: IntArray
-    born: IntArray
-    left: IntArray
-    right: IntArray
+    merges: npt.NDArray[np.uint64]
     known: npt.NDArray[np.int8]
 
 
@@ -90,15 +85,14 @@ def search_tables(merges: Merges) -> SearchTables:
     while (node := _child(keys, children, chain[-1], common)) >= 0:
         chain.append(node)
     count = len(expansions)
-    born, left, right = np.full(count, -1, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
-    born[merges.result] = np.arange(len(merges.result))
-    left[merges.result], right[merges.result] = merges.left, merges.right
-    pairs, ranks, _ = merges.table
+    tokens = np.zeros((count, 5), np.int32)
+    tokens[:, _SHORTER], tokens[:, _WIDTH], tokens[:, _BORN] = shorter, merges.widths, -1
+    tokens[merges.result, _BORN] = np.arange(len(merges.result))
+    tokens[merges.result, _LEFT], tokens[merges.result, _RIGHT] = merges.left, merges.right
+    table = np.zeros(1 << int(np.ceil(np.log2(4 * len(merges.left) + 4))), np.uint64)
+    _fill_merges(merges.left, merges.right, table)
     known = np.zeros(count * count if count <= _LARGEST_REMEMBERED else 0, np.int8)
-    return SearchTables(
-        keys, children, longest[:nodes].copy(), shorter, merges.widths, common, np.array(chain, np.int32),
-        pairs, ranks, born, left, right, known,
-    )  # fmt: skip
+    return SearchTables(keys, children, longest[:nodes].copy(), tokens, common, np.array(chain, np.int32), table, known)
 
 
 def _tokens_that_are_made(merges: Merges) -> npt.NDArray[np.bool_]:
@@ -163,43 +157,51 @@ def _build_trie(values, bounds, keys, children, longest, shorter):  # type: igno
 
 
 @inlined
-def _rank_of(left, right, pairs, ranks):  # type: ignore[no-untyped-def]
-    mask = np.uint32(len(pairs) - 1)
-    key = (np.uint32(left) << np.uint32(16)) | np.uint32(right)
-    slot = np.uint32(((key * np.uint32(2654435769)) >> np.uint32(12)) & mask)
-    while ranks[slot] != _NO_RANK and pairs[slot] != key:
-        slot = (slot + np.uint32(1)) & mask
-    return ranks[slot]
+def _merge_slot(left, right, merges):  # type: ignore[no-untyped-def]
+    """The slot of a pair in the table of merges, or the empty one where it would go; and its key."""
+    mask = np.uint64(len(merges) - 1)
+    key = ((np.uint64(left) << np.uint64(16)) | np.uint64(right)) + np.uint64(1)
+    slot = ((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)) & mask
+    while merges[slot] != np.uint64(0) and (merges[slot] >> np.uint64(32)) != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot, key
 
 
 @kernel
-def _fit(x, y, pairs, ranks, born, left, right):  # type: ignore[no-untyped-def]
+def _fill_merges(left, right, merges):  # type: ignore[no-untyped-def]
+    for rank in range(len(left)):
+        slot, key = _merge_slot(left[rank], right[rank], merges)
+        merges[slot] = (key << np.uint64(32)) | np.uint64(rank)
+
+
+@kernel
+def _fit(x, y, tokens, merges):  # type: ignore[no-untyped-def]
     """Whether x followed by y is how byte-pair encoding cuts what they stand for.
 
     Going back in time, the tokens at the seam are ever smaller parts of x and y. At no time may their own merge have
     come before the merge that took one of them away from the seam. Equal ranks are merged from left to right, so a
     merge inside x comes before an equal one at the seam, and one inside y after it.
     """
-    limit = _NO_RANK
+    limit = np.int64(_NO_RANK)
     while True:
-        if _rank_of(x, y, pairs, ranks) < limit:
+        slot, _ = _merge_slot(x, y, merges)
+        if merges[slot] != np.uint64(0) and np.int64(merges[slot] & np.uint64(0xFFFFFFFF)) < limit:
             return False
-        if born[x] < 0 and born[y] < 0:
+        if tokens[x, _BORN] < 0 and tokens[y, _BORN] < 0:
             return True
-        if born[x] > born[y]:
-            limit = born[x]
-            x = right[x]
+        if tokens[x, _BORN] > tokens[y, _BORN]:
+            limit = np.int64(tokens[x, _BORN])
+            x = tokens[x, _RIGHT]
         else:
-            limit = born[y] + 1
-            y = left[y]
+            limit = np.int64(tokens[y, _BORN]) + 1
+            y = tokens[y, _LEFT]
 
 
 @kernel
 def _segment_rows(  # type: ignore[no-untyped-def]
-    rows, lengths, keys, children, longest, shorter, widths, common, chain,
-    pairs, ranks, born, left, right, known, out, out_lengths,
-):  # fmt: skip
-    count_of_tokens = len(widths)
+    rows, lengths, keys, children, longest, tokens, common, chain, merges, known, out, out_lengths
+):
+    count_of_tokens = len(tokens)
     remember = len(known) > 0
     run_from = np.empty(rows.shape[1] + 1, np.int32)  # how many `common` follow from each place
     dead = np.empty(rows.shape[1] + 1, np.bool_)  # places from which the row cannot be cut to its end
@@ -235,32 +237,32 @@ def _segment_rows(  # type: ignore[no-untyped-def]
                     token = longest[node]
                 placed = False
                 while token >= 0 and not placed:
-                    placed = not dead[position + widths[token]]
+                    placed = not dead[position + tokens[token, _WIDTH]]
                     if placed and count > first:
                         before = out[base + count - 1]
                         if remember:
                             fact = known[before * count_of_tokens + token]
                             if fact == 0:
-                                fact = _FITS if _fit(before, token, pairs, ranks, born, left, right) else _FITS_NOT
+                                fact = _FITS if _fit(before, token, tokens, merges) else _FITS_NOT
                                 known[before * count_of_tokens + token] = fact
                             placed = fact == _FITS
                         else:
-                            placed = _fit(before, token, pairs, ranks, born, left, right)
+                            placed = _fit(before, token, tokens, merges)
                     if not placed:
-                        token = shorter[token]
+                        token = tokens[token, _SHORTER]
                 retry = not placed
                 if placed:
                     out[base + count] = token
                     count += 1
-                    position += widths[token]
+                    position += tokens[token, _WIDTH]
                 elif count == first:
                     return -1  # no cut at all: cannot be, see segment_rows
                 else:  # step back, and try what is shorter there
                     dead[position] = True
                     count -= 1
                     token = out[base + count]
-                    position -= widths[token]
-                    token = shorter[token]
+                    position -= tokens[token, _WIDTH]
+                    token = tokens[token, _SHORTER]
             begin = end + 1
         out_lengths[n] = count
         base += count
@@ -278,12 +280,15 @@ def segment_rows(tables: SearchTables, rows: IntArray, lengths: IntArray | None 
     Returns:
         The ids of all rows, one row after the other, int32, and how many each row has, int32 [N].
     """
-    if lengths is None:
-        lengths = np.full(len(rows), rows.shape[1], np.int32)
-    out = np.empty(rows.size, np.int32)
     out_lengths = np.empty(len(rows), np.int32)
-    arguments: list[Any] = list(tables.__dict__.values())
-    written = _segment_rows(rows, lengths, *arguments, out, out_lengths)
+    if lengths is None:
+        lengths = out_lengths  # read before it is written
+        lengths.fill(rows.shape[1])
+    out = np.empty(rows.size, np.int32)
+    written = _segment_rows(
+        rows, lengths, tables.keys, tables.children, tables.longest, tables.tokens, tables.common, tables.chain,
+        tables.merges, tables.known, out, out_lengths,
+    )  # fmt: skip
     if written < 0:
         raise RuntimeError("a row has no byte-pair encoding: its ids are not all base ids of the vocabulary")
     return out[:written].copy(), out_lengths
