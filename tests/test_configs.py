@@ -345,6 +345,52 @@ def test_impossible_values_are_refused_before_any_work(changes: dict[str, Any], 
     assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"root": "data", "local_files_only": True, "action_horizon": 5, "encoded_dims": "0:2"},
+        {"use_delta_transform": True, "delta_dims": "0", "state_key": "state"},
+        {"tokenizer": "t", "root": "data", "cache_dir": "c", "state_key": "state"},
+        {"tokenizer": "a/t", "tokenizer_revision": "v1", "scales": [1, 2.5], "max_chunks": 1, "val_fraction": 0},
+        {"tokenizer": "a/t", "normalization_mode": "MIN_MAX", "seed": 3, "num_workers": 2},
+    ],
+)
+def test_valid_inspections(changes: dict[str, Any]) -> None:
+    InspectConfig(**{"repo_id": "a/b", **changes}).validate()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"repo_id": ""}, ["--repo_id"]),
+        ({"tokenizer": " "}, ["--tokenizer"]),
+        ({"action_horizon": 0}, ["--action_horizon", "at least 1"]),
+        ({"tokenizer": "t", "max_chunks": 0}, ["--max_chunks", "at least 1"]),
+        ({"tokenizer": "t", "val_fraction": 1.0}, ["--val_fraction", "below 1"]),
+        ({"tokenizer": "t", "scales": []}, ["--scales", "empty"]),
+        ({"tokenizer": "t", "scales": [10.0, 0.0]}, ["--scales", "0.0"]),
+        ({"tokenizer": "t", "normalization_mode": "quantiles"}, ["--normalization_mode", "did you mean QUANTILES?"]),
+        ({"max_chunks": 7}, ["--max_chunks", "no effect without --tokenizer"]),
+        ({"scales": [1.0]}, ["--scales", "no effect without --tokenizer"]),
+        ({"val_fraction": 0.2}, ["--val_fraction", "no effect without --tokenizer"]),
+        ({"seed": 1}, ["--seed", "no effect without --tokenizer"]),
+        ({"normalization_mode": "MIN_MAX"}, ["--normalization_mode", "no effect without --tokenizer"]),
+        ({"tokenizer_revision": "main"}, ["--tokenizer_revision", "no effect without --tokenizer"]),
+        ({"num_workers": 1}, ["--num_workers", "no effect without --tokenizer"]),
+        ({"state_key": "state"}, ["--state_key", "no effect"]),
+        ({"use_delta_transform": True}, ["--use_delta_transform", "--delta_dims"]),
+        ({"delta_dims": "0"}, ["--delta_dims", "no effect", "--use_delta_transform"]),
+        ({"root": "data", "revision": "main"}, ["--revision", "no effect", "--root"]),
+        ({"root": "data", "cache_dir": "c"}, ["--cache_dir", "no effect", "--root"]),
+    ],
+)
+def test_impossible_inspections_are_refused_before_any_work(changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        InspectConfig(**{"repo_id": "a/b", **changes}).validate()
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
 def test_the_modes_are_those_of_the_normalizer() -> None:
     assert set(NORMALIZATION_MODES) == set(NormalizationMode.__members__)
     for mode in NormalizationMode:
