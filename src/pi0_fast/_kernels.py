@@ -92,8 +92,8 @@ def _the_pool() -> ThreadPoolExecutor:
 def run_rows(work: Callable[[int, int], None], rows: int, *, num_threads: int | None = None, piece: int = 256) -> None:
     """Call ``work(begin, end)`` for consecutive pieces that cover ``range(rows)``, on up to `num_threads` threads.
 
-    Pieces may run in any order and at the same time, so each must write only its own rows. The first exception of
-    any piece is raised here, after all have stopped. `work` must not call `run_rows` itself.
+    Pieces may run in any order and at the same time, so each must write only its own rows. The exception of the first
+    piece that has one is raised here, after all have stopped. `work` must not call `run_rows` itself.
     """
     if rows <= piece and num_threads is None:
         if rows > 0:
@@ -107,21 +107,24 @@ def run_rows(work: Callable[[int, int], None], rows: int, *, num_threads: int | 
         return
     pending = iter(bounds)
     taking = threading.Lock()
+    failures: list[tuple[int, BaseException]] = []
 
     def drain() -> None:
-        while True:
+        while not failures:
             with taking:
                 bound = next(pending, None)
             if bound is None:
                 return
-            work(*bound)
+            try:
+                work(*bound)
+            except BaseException as error:
+                failures.append((bound[0], error))
 
     pool = _the_pool()
     futures: list[Future[None]] = [pool.submit(drain) for _ in range(threads - 1)]
-    try:
-        drain()  # the calling thread works too
-    finally:
-        errors = [future.exception() for future in futures]
-    for error in errors:
-        if error is not None:
-            raise error
+    drain()  # the calling thread works too
+    for future in futures:
+        future.result()
+    if failures:
+        # Pieces are taken in order, so every piece before the first that fails is done: the error is always the same.
+        raise min(failures, key=lambda failure: failure[0])[1]

@@ -116,20 +116,21 @@ class TokenizerFitter:
         pieces: dict[int, PackedRows] = {}
         ranges: dict[int, tuple[IntArray, IntArray]] = {}
 
-        def use(begin: int, coefficients: IntArray, _: IntArray) -> None:
+        def work(begin: int, end: int) -> None:
+            coefficients, saturations = _quantize(values[begin:end], scales, -limit, limit, 1e9, known + begin)
+            if saturations.any():
+                row = begin + int(np.flatnonzero(saturations)[0])
+                dim = int((np.abs(dct_matrix(self.shape[0]) @ values[row]) * scales).max(axis=0).argmax())
+                raise TokenizerError(
+                    f"chunk {known + row}, dimension {dim}: coefficients exceed {limit}, so these are no normalised "
+                    f"actions (the dimension goes from {values[row, :, dim].min():g} to {values[row, :, dim].max():g} "
+                    "there); choose a normalization mode other than IDENTITY, or a smaller scale"
+                )
             levels = coefficients.reshape(-1, self.shape[1])
             ranges[begin] = levels.min(axis=0), levels.max(axis=0)
             pieces[begin] = self.corpus.pack(coefficients)
 
-        saturations = _quantize(values, scales, -limit, limit, 1e9, use, num_threads, first_row=known)
-        if saturations.any():
-            row = int(np.flatnonzero(saturations)[0])
-            dim = int((np.abs(dct_matrix(self.shape[0]) @ values[row]) * scales).max(axis=0).argmax())
-            raise TokenizerError(
-                f"chunk {known + row}, dimension {dim}: coefficients exceed {limit}, so these are no normalised "
-                f"actions (the dimension goes from {values[row, :, dim].min():g} to {values[row, :, dim].max():g} "
-                "there); choose a normalization mode other than IDENTITY, or a smaller scale"
-            )
+        run_rows(work, len(values), num_threads=num_threads, piece=_ROWS_PER_PIECE)
         for begin in sorted(pieces):  # in the order of the rows, whichever thread was first
             self._low = np.minimum(self._low, ranges[begin][0])
             self._high = np.maximum(self._high, ranges[begin][1])
@@ -376,17 +377,24 @@ class FastTokenizer:
         scales = self._scales(values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
         limit = self._value_limit(values.shape[1])
-        lengths = np.zeros(len(values), np.int32)
-        pieces: dict[int, IntArray] = {}
 
-        def use(begin: int, coefficients: IntArray, saturations: IntArray) -> None:
+        def encode(begin: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
+            coefficients, saturations = _quantize(values[begin:end], scales, low, high, limit, begin)
             self.vocabulary.clip_holes(coefficients, saturations)
-            pieces[begin], counts = self.vocabulary.encode(coefficients)
-            lengths[begin : begin + len(counts)] = counts
+            return (*self.vocabulary.encode(coefficients), saturations)
 
-        saturations = _quantize(values, scales, low, high, limit, use, num_threads)
-        parts = [pieces[begin] for begin in sorted(pieces)]
-        flat = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int32), *parts])
+        if num_threads is None and 0 < len(values) <= _ROWS_PER_PIECE:
+            flat, lengths, saturations = encode(0, len(values))
+        else:
+            pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
+
+            def work(begin: int, end: int) -> None:
+                pieces[begin] = encode(begin, end)
+
+            run_rows(work, len(values), num_threads=num_threads, piece=_ROWS_PER_PIECE)
+            empty = (np.empty(0, np.int32),) * 3
+            columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
+            flat, lengths, saturations = (np.concatenate(column) for column in columns)
         return flat, lengths, EncodeInfo(saturations, lengths)
 
     def _scales(self, action_dim: int) -> FloatArray:
@@ -764,56 +772,41 @@ def _as_chunks(chunks: Any, shape: tuple[int | None, int | None]) -> FloatArray:
     """Any numeric layout as C-contiguous float32 [N, H, D]; one chunk [H, D] becomes N = 1."""
     array = as_numbers(chunks, "action chunks")
     horizon, size = shape
-    wanted = f"[N, {horizon or 'H'}, {size or 'D'}] or one chunk [{horizon or 'H'}, {size or 'D'}]"
     if array.ndim == 1 and array.size == 0:
         array = array.reshape(0, horizon or 1, size or 1)  # an empty list holds no chunks, whatever their shape
     if array.ndim == 2:
         array = array[None]
-    if array.ndim != 3:
-        raise TokenizerError(f"action chunks have shape {list(array.shape)}; needed is {wanted}")
-    if horizon not in (None, array.shape[1]) or size not in (None, array.shape[2]) or 0 in array.shape[1:]:
+    if (
+        array.ndim != 3
+        or (horizon or array.shape[1], size or array.shape[2]) != array.shape[1:]
+        or 0 in array.shape[1:]
+    ):
+        wanted = f"[N, {horizon or 'H'}, {size or 'D'}] or one chunk [{horizon or 'H'}, {size or 'D'}]"
+        if array.ndim != 3:
+            raise TokenizerError(f"action chunks have shape {list(array.shape)}; needed is {wanted}")
         raise TokenizerError(
             f"action chunks have {array.shape[1]} steps and {array.shape[2]} dimensions; needed is {wanted}"
         )
     if array.shape[1] * array.shape[2] > MAX_VOCABULARY:
         raise TokenizerError(f"chunks of {list(array.shape[1:])} exceed {MAX_VOCABULARY} coefficients")
+    if array.dtype == np.float32:
+        return np.ascontiguousarray(array)
     with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused below
         return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _quantize(
-    values: FloatArray,
-    scales: FloatArray,
-    low: int,
-    high: int,
-    value_limit: float,
-    use: Callable[[int, IntArray, IntArray], None],
-    num_threads: int | None,
-    *,
-    first_row: int = 0,
-) -> IntArray:
-    """Chunks -> clipped coefficients, piece by piece, and saturations int32 [N]; raises on values that are no actions.
+    values: FloatArray, scales: FloatArray, low: int, high: int, value_limit: float, first_row: int
+) -> tuple[IntArray, IntArray]:
+    """Chunks [N, H, D] -> clipped coefficients int32 [N, H*D] and saturations int32 [N]; one thread.
 
-    ``use(begin, coefficients int32 [n, H*D], saturations int32 [n])`` is called for each piece, in any order and on
-    several threads; it may change both arrays.
+    Raises on values that are no actions, with `first_row` added to the row.
     """
     rows, horizon, size = values.shape
-    saturations = np.empty(rows, np.int32)
-    bad = np.empty(rows, np.int64)
-    refused: list[int] = []
-    matrix, limit = dct_matrix(horizon), np.float32(value_limit)
-
-    def work(begin: int, end: int) -> None:
-        part = slice(begin, end)
-        coefficients = np.empty((end - begin, horizon * size), np.int32)
-        counts = saturations[part]
-        if quantize_rows(values[part], matrix, scales, low, high, limit, coefficients, counts, bad[part]):
-            use(begin, coefficients, counts)
-        else:
-            refused.append(begin)
-
-    run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
-    if refused:
+    coefficients = np.empty((rows, horizon * size), np.int32)
+    saturations, bad = np.empty(rows, np.int32), np.empty(rows, np.int64)
+    limit = np.float32(value_limit)
+    if not quantize_rows(values, dct_matrix(horizon), scales, low, high, limit, coefficients, saturations, bad):
         row = int(np.flatnonzero(bad >= 0)[0])
         step, dim = divmod(int(bad[row]), size)
         value = float(values[row, step, dim])
@@ -823,7 +816,7 @@ def _quantize(
             else f"is {value}: repair or leave out that recording"
         )
         raise TokenizerError(f"the action in row {first_row + row}, step {step}, dimension {dim} {what}")
-    return saturations
+    return coefficients, saturations
 
 
 def _resolve(name: str, own: int | None, asked: int | None) -> int:
