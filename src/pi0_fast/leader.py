@@ -192,8 +192,6 @@ class _Process:
                 self._awaited = attempt.id
         if running and attempt.machine != self._machine:
             return False  # it may be alive, where locks are not shared: watch it first
-        if running and held and attempt.id != self._awaited:
-            self._buried = attempt.id
         return held and self._may_lead
 
     def look(self) -> None:
