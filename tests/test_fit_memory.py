@@ -23,7 +23,8 @@ def test_a_large_fit_is_bounded(tmp_path: Path) -> None:
     benchmark.generate(tmp_path / "data", 600_000)
     command = [
         sys.executable, "-c", benchmark.MEASURED, "train-tokenizer", "--repo_id=local/walk",
-        f"--root={tmp_path / 'data'}", "--action_horizon=50", "--sample_fraction=0.1", f"--output_dir={tmp_path / 'out'}",
+        f"--root={tmp_path / 'data'}", "--action_horizon=50", "--sample_fraction=0.1",
+        f"--output_dir={tmp_path / 'out'}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     metadata = json.loads((tmp_path / "out/metadata.json").read_text())
