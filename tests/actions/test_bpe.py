@@ -214,7 +214,7 @@ def expand(rows: list[list[int]], limit: int) -> tuple[Any, ...]:
     flat = np.array([i for row in rows for i in row], np.int32)
     offsets = np.concatenate([[0], np.cumsum([len(row) for row in rows], dtype=np.int64)])
     values, bounds = np.array([7, 8, 9], np.int32), np.array([0, 1, 1, 3])
-    found = expand_rows(flat, offsets[:-1], offsets[1:], values, bounds, limit)
+    found = expand_rows(flat, offsets[:-1], offsets[1:], values, bounds, limit)[:3]
     return tuple(array.tolist() for array in found)
 
 

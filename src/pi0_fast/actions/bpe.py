@@ -349,6 +349,7 @@ def encode_rows(
 @kernel
 def _expand_rows(ids, starts, ends, values, bounds, out, totals, bad):  # type: ignore[no-untyped-def]
     limit = out.shape[1]
+    whole = True
     for n in range(len(out)):
         total = 0
         bad[n] = -1
@@ -362,8 +363,10 @@ def _expand_rows(ids, starts, ends, values, bounds, out, totals, bad):  # type: 
                     out[n, total] = values[k]
                 total += 1
         totals[n] = total
+        whole &= total == limit and bad[n] < 0
         for k in range(total, limit):
             out[n, k] = 0
+    return whole
 
 
 def expand_rows(
@@ -373,7 +376,7 @@ def expand_rows(
     values: IntArray,
     bounds: npt.NDArray[np.int64],
     limit: int,
-) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[IntArray, npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
     """Replace ids by what they stand for; one thread.
 
     Args:
@@ -384,10 +387,11 @@ def expand_rows(
 
     Returns:
         The values int32 [N, limit] (0 beyond a row's end); how many each row would have had, int64 [N]; and the
-        position in the row of the first id outside the vocabulary, where expansion stops, int64 [N] (-1: none).
+        position in the row of the first id outside the vocabulary, where expansion stops, int64 [N] (-1: none);
+        and whether every row has exactly `limit` values and no such id.
     """
     rows = len(starts)
     out = np.empty((rows, limit), np.int32)
     totals, bad = np.empty(rows, np.int64), np.empty(rows, np.int64)
-    _expand_rows(ids, starts, ends, values, bounds, out, totals, bad)
-    return out, totals, bad
+    whole = _expand_rows(ids, starts, ends, values, bounds, out, totals, bad)
+    return out, totals, bad, whole

@@ -485,32 +485,37 @@ class FastTokenizer:
         rows, length = len(starts), horizon * size
         held = None if hold is None else _checked_hold(hold, rows, size)
         values = np.empty((rows, horizon, size), np.float32)
-        problems: list[str | None] = [None] * rows
+        problems: dict[int, str] = {}
         scales, matrix = self._scales(size), dct_matrix(horizon)
 
         def work(begin: int, end: int) -> None:
             decoded = self.vocabulary.decode(flat, starts[begin:end], ends[begin:end], length)
-            wrong = (decoded.counts != length) | (decoded.bad_id >= 0) | (decoded.broken >= 0)
-            if wrong.any():
-                for n in np.flatnonzero(wrong).tolist():
+            if not decoded.whole:
+                for n in range(end - begin):
                     row = flat[starts[begin + n] : ends[begin + n]]
-                    problems[begin + n] = _problem(decoded, n, row, length, self.vocab_size)
+                    problem = _problem(decoded, n, row, length, self.vocab_size)
+                    if problem is not None:
+                        problems[begin + n] = problem
             dequantize_rows(decoded.coefficients, matrix, scales, values[begin:end])
 
         run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
-        info = DecodeInfo(np.array([problem is None for problem in problems], bool), tuple(problems))
-        if info.invalid_count:
-            self._handle_invalid(values, info, on_error, held)
+        if problems:
+            self._handle_invalid(values, problems, on_error, held)
         result = values[0] if single else values
-        return (result, info) if return_info else result
+        if not return_info:
+            return result
+        every = tuple(problems.get(n) for n in range(rows))
+        return result, DecodeInfo(np.array([problem is None for problem in every], bool), every)
 
     @staticmethod
-    def _handle_invalid(values: FloatArray, info: DecodeInfo, on_error: OnError, held: FloatArray | None) -> None:
-        invalid = np.flatnonzero(~info.valid)
+    def _handle_invalid(
+        values: FloatArray, problems: dict[int, str], on_error: OnError, held: FloatArray | None
+    ) -> None:
+        invalid = sorted(problems)
         if on_error == "raise":
             more = f" (and {len(invalid) - 1} more rows of {len(values)})" if len(invalid) > 1 else ""
             raise TokenizerError(
-                f"row {invalid[0]}: {info.problems[invalid[0]]}{more}; on_error='pad' or 'hold' decodes such rows too"
+                f"row {invalid[0]}: {problems[invalid[0]]}{more}; on_error='pad' or 'hold' decodes such rows too"
             )
         if held is not None:
             values[invalid] = held[invalid][:, None, :]
@@ -850,12 +855,14 @@ def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, LongArray, bool]:
         return array.reshape(-1), starts, starts + array.shape[1], False
     try:
         rows = list(ids)
-        single = bool(rows) and np.ndim(rows[0]) == 0
+        single = bool(rows) and (type(rows[0]) is int or np.ndim(rows[0]) == 0)
     except (TypeError, ValueError) as error:
         raise TokenizerError(f"ids must be a list of lists of ids, or one flat list ({error})") from error
     flat, counts = _joined([rows] if single else rows)
+    if single:
+        return flat, np.zeros(1, np.int64), counts, True
     ends = np.cumsum(counts, dtype=np.int64)
-    return flat, ends - counts, ends, single
+    return flat, ends - counts, ends, False
 
 
 def _joined(rows: list[Any]) -> tuple[IntArray, LongArray]:
@@ -886,16 +893,19 @@ def _whole_ids(ids: npt.NDArray[Any]) -> IntArray:
     return clipped
 
 
-def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: int) -> str:
+def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: int) -> str | None:
+    """What is wrong with row n, None if nothing is."""
     if decoded.bad_id[n] >= 0:
         position = int(decoded.bad_id[n])
         value = int(row[position])
         shown = "an id beyond 32 bits" if value in (_ID_RANGE.min, _ID_RANGE.max) else f"id {value}"
         hint = " (padding? pass decode((ids, lengths)))" if value == -1 else ""
         return f"{shown} at position {position} is outside the vocabulary 0 to {vocab_size - 1}{hint}"
-    if decoded.broken[n] >= 0:
+    if decoded.broken is not None and decoded.broken[n] >= 0:
         return f"the ids break off inside coefficient {decoded.broken[n]} of {length}"
-    return f"the {len(row)} ids hold {decoded.counts[n]} coefficients, a chunk needs {length}"
+    if decoded.counts[n] != length:
+        return f"the {len(row)} ids hold {decoded.counts[n]} coefficients, a chunk needs {length}"
+    return None
 
 
 def _checked_hold(hold: Any, rows: int, size: int) -> FloatArray:

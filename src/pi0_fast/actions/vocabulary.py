@@ -43,13 +43,16 @@ class Decoded:
         coefficients: int32 [N, L]; 0 where a row has too few.
         counts: int64 [N], how many coefficients each row has.
         bad_id: int64 [N], position of the first id outside the vocabulary, -1 if there is none.
-        broken: int64 [N], index of a coefficient that a token cut in half (reference format), -1 if there is none.
+        broken: int64 [N], index of a coefficient that a token cut in half, -1 if there is none; None in the plain
+            format, where that cannot be.
+        whole: whether nothing is wrong with any row.
     """
 
     coefficients: IntArray
     counts: LongArray
     bad_id: LongArray
-    broken: LongArray
+    broken: LongArray | None
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -168,16 +171,17 @@ class Vocabulary:
         """Ids int32, row n being ``ids[starts[n]:ends[n]]``, -> `length` coefficients a row; one thread."""
         values, bounds = self._expansion_arrays
         if self.symbol_format == "plain":
-            out, counts, bad = expand_rows(ids, starts, ends, values, bounds, length)
-            return Decoded(out, counts, bad, np.full(len(out), -1, np.int64))
+            out, counts, bad, whole = expand_rows(ids, starts, ends, values, bounds, length)
+            return Decoded(out, counts, bad, None, whole)
         limit = 4 * length  # bytes that hold any chunk
-        rows, sizes, bad = expand_rows(ids, starts, ends, values, bounds, limit)
+        rows, sizes, bad, _ = expand_rows(ids, starts, ends, values, bounds, limit)
         out, counts, broken = from_byte_rows(rows, np.minimum(sizes, limit), self.min_token, length)
         for n in np.flatnonzero(sizes > limit).tolist():  # never a chunk; read whole, one by one, for the true count
             one = slice(n, n + 1)
-            whole, size, _ = expand_rows(ids, starts[one], ends[one], values, bounds, int(sizes[n]))
-            out[n], counts[n], broken[n] = (a[0] for a in from_byte_rows(whole, size, self.min_token, length))
-        return Decoded(out, counts, bad, broken)
+            every, size, _, _ = expand_rows(ids, starts[one], ends[one], values, bounds, int(sizes[n]))
+            out[n], counts[n], broken[n] = (a[0] for a in from_byte_rows(every, size, self.min_token, length))
+        whole = bool(((counts == length) & (bad < 0) & (broken < 0)).all())
+        return Decoded(out, counts, bad, broken, whole)
 
     # --- fit --------------------------------------------------------------------------------------------------------
 
