@@ -18,7 +18,7 @@ from pi0_fast import FastTokenizer, TokenizerTrainingConfig, train_tokenizer
 from pi0_fast.cli import main
 from pi0_fast.configs import InspectConfig
 from pi0_fast.data import LeRobotWriter
-from pi0_fast.inspection import inspect
+from pi0_fast.inspection import inspect, write_report
 from pi0_fast.reports import pictures
 from pi0_fast.reports.pictures import Picture
 from pi0_fast.types import DatasetError, Feature, TokenizerError, UsageError
@@ -190,10 +190,17 @@ def test_max_chunks_spreads_over_the_episodes_and_scales_are_those_given(
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_of_more_episodes_than_chunks_some_are_chosen(dataset: Path, tokenizer: Path, tmp_path: Path) -> None:
+    config = InspectConfig("local/walk", root=str(dataset), tokenizer=str(tokenizer), output_dir=str(tmp_path / "r"))
+    inspect(replace(config, max_chunks=2, scales=[10.0]))
+    assert report_of(tmp_path / "r")["rate_distortion"]["fitted_chunks"] == 2
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_another_dataset_has_no_known_held_out_episodes(
     tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_dataset(tmp_path / "other", [40, 50, 60], names=("a", "b", "c"), seed=5)
+    write_dataset(tmp_path / "other", [40, 50, 60, 40, 40, 40], names=("a", "b", "c"), seed=5)
     config = InspectConfig("local/other", root=str(tmp_path / "other"), tokenizer=str(tokenizer))
     inspect(replace(config, output_dir=str(tmp_path / "one"), max_episodes=1))
     out, err = capsys.readouterr()
@@ -277,6 +284,16 @@ def test_a_tokenizer_of_another_robot_is_refused(tokenizer: Path, tmp_path: Path
         inspect(InspectConfig("a/b", root=str(tmp_path / "two"), tokenizer=str(tokenizer)))
 
 
+def test_states_of_another_size_are_refused(dataset: Path, tmp_path: Path) -> None:
+    train_tokenizer(training(dataset, tmp_path / "t", use_delta_transform=True, delta_dims="0"))
+    features = {"action": Feature("", "float32", (3,), NAMES), "observation.state": Feature("", "float32", (5,))}
+    with LeRobotWriter(tmp_path / "data", fps=10, features=features) as writer:
+        columns = {"action": np.zeros((40, 3), np.float32), "observation.state": np.zeros((40, 5), np.float32)}
+        writer.add_episode(columns, task="rest")
+    with pytest.raises(TokenizerError, match=r"states of 3 dimensions.*has 5"):
+        inspect(InspectConfig("a/b", root=str(tmp_path / "data"), tokenizer=str(tmp_path / "t")))
+
+
 def test_episodes_shorter_than_the_tokenizers_chunks(tokenizer: Path, tmp_path: Path) -> None:
     write_dataset(tmp_path / "short", [4, 7])
     with pytest.raises(DatasetError, match=r"longest has 7.*bound to"):
@@ -338,13 +355,18 @@ def test_values_that_are_not_finite_are_placed(tmp_path: Path) -> None:
     write_dataset(tmp_path / "data", [40, 30])
     path = tmp_path / "data/data/chunk-000/file-000.parquet"
     table = pq.read_table(path)
-    values = table["action"].to_pylist()
-    values[40 + 13][2] = float("nan")
-    place = table.schema.get_field_index("action")
-    pq.write_table(table.set_column(place, "action", pa.array(values, table.schema.field("action").type)), path)
+    for key in ("action", "observation.state"):
+        values = table[key].to_pylist()
+        values[40 + 13][2] = float("nan")
+        column = pa.array(values, table.schema.field(key).type)
+        table = table.set_column(table.schema.get_field_index(key), key, column)
+    pq.write_table(table, path)
     with pytest.raises(DatasetError, match=r"episode 1, frame 13: dimension 2 \(grip & hold\) of 'action' is nan"):
         inspect(InspectConfig("a/b", root=str(tmp_path / "data"), output_dir=str(tmp_path / "r")))
     inspect(InspectConfig("a/b", root=str(tmp_path / "data"), output_dir=str(tmp_path / "r"), encoded_dims="0:2"))
+    relative = InspectConfig("a/b", root=str(tmp_path / "data"), encoded_dims="0:2", use_delta_transform=True)
+    with pytest.raises(DatasetError, match=r"episode 1, frame 13: dimension 2 .* of 'observation\.state' is nan"):
+        inspect(replace(relative, delta_dims="0", delta_state_dims="2", output_dir=str(tmp_path / "s")))
     assert not list(tmp_path.glob(".*"))
 
 
@@ -364,6 +386,8 @@ def test_only_a_report_is_replaced(dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "r" / "notes.txt").write_text("mine")
     with pytest.raises(UsageError, match=r"notes\.txt"):
         inspect(replace(config, overwrite=True))
+    with pytest.raises(UsageError, match=r"notes\.txt"):  # also where it came after the work had begun
+        write_report(inspect(replace(config, output_dir=str(tmp_path / "other"))).report, tmp_path / "r")
     assert (tmp_path / "r" / "notes.txt").read_text() == "mine"
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="no directory"):

@@ -69,7 +69,7 @@ def test_rounding_rmse_is_that_of_values_that_are_not_clipped(fitted: tuple[Fast
     assert distortion.clipped_values == 0
     assert rounding_rmse(distortion, normalizer) == pytest.approx(distortion.normalized_rmse, rel=1e-4)
     wild = examine(tokenizer, normalizer, inside * 3).distortion
-    assert rounding_rmse(wild, normalizer) < wild.normalized_rmse
+    assert rounding_rmse(wild, normalizer) < 0.5 * wild.normalized_rmse
 
 
 def test_worst_chunks_by_hand() -> None:

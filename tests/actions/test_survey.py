@@ -24,6 +24,7 @@ def test_a_glitch_is_found_where_it_is() -> None:
     episodes = {3: random.normal(size=(200, 2)), 7: random.normal(size=(150, 2))}
     episodes[7][120, 1] = 900.0
     episodes[3][5, 1] = -40.0
+    episodes[7][20, 1] = 30.0  # in another block of the same episode
 
     def blocks() -> Iterator[tuple[int, np.ndarray]]:
         for index, values in episodes.items():
@@ -33,7 +34,7 @@ def test_a_glitch_is_found_where_it_is() -> None:
     found = survey(blocks)
     assert found.rare == (1,)  # 900 makes a sliver of the bulk
     assert found.still == ()
-    assert found.outliers.tolist() == [0, 2]
+    assert found.outliers.tolist() == [0, 3]
     assert found.outlier_episodes.tolist() == [0, 2]
     (extreme,) = found.extremes
     assert (extreme.dim, extreme.value, extreme.episode, extreme.frame) == (1, 900.0, 7, 120)
@@ -59,6 +60,15 @@ def test_still_and_rare_dimensions() -> None:
     assert found.modes["QUANTILES"].normalizer.guarded == (0, 1)
     assert found.counts.sum(axis=1).tolist() == [1000, 1000, 1000 - found.below[2] - found.above[2]]
     assert (found.edges[:, 0] < found.edges[:, -1]).all()
+
+
+def test_noise_around_a_still_position_is_no_outlier() -> None:
+    values = np.tile([[-0.001], [0.001]], (500, 1))
+    values[100:105] = 0.005  # beyond the bulk, but nothing beside the range
+    values[7] = 1.0
+    found = surveyed(values)
+    assert found.rare == (0,)
+    assert found.outliers.tolist() == [1]
 
 
 def test_what_modes_do_by_hand() -> None:
