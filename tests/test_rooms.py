@@ -41,7 +41,17 @@ ACTIONS = [
     "vocabulary",
     "grammar",
 ]
-ACTIONS += ["layout", "processing_action_tokenizer", "model_card", "tokenizer", "report", "details", "survey"]
+ACTIONS += [
+    "layout",
+    "processing_action_tokenizer",
+    "model_card",
+    "inputs",
+    "directory",
+    "tokenizer",
+    "report",
+    "details",
+    "survey",
+]
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:

@@ -22,9 +22,10 @@ import numpy.typing as npt
 
 from pi0_fast.actions import layout
 from pi0_fast.actions.chunks import ActionSelection, dim_ranges, format_dims, window_count
+from pi0_fast.actions.directory import METADATA, NORMALIZER
 from pi0_fast.actions.normalize import NormalizationMode, Normalizer, Statistics
 from pi0_fast.actions.report import token_statistics
-from pi0_fast.actions.tokenizer import METADATA, NORMALIZER, FastTokenizer, TokenizerFitter
+from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
 from pi0_fast.data.locate import locate_dataset
 from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.dataset_chunks import vector_feature

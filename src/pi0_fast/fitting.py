@@ -29,9 +29,10 @@ from pi0_fast.actions.chunks import (
     split_episodes,
     window_count,
 )
+from pi0_fast.actions.directory import REPORT_FOLDER
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
-from pi0_fast.actions.tokenizer import REPORT_FOLDER, FastTokenizer, TokenizerFitter
+from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
 from pi0_fast.configs import TokenizerTrainingConfig
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import DatasetChunks, vector_feature

@@ -23,7 +23,7 @@ from make_environments import HUBS, make_environment
 
 from hub_server import Hub, serve
 from pi0_fast import FastTokenizer, TokenizerTrainingConfig, train_tokenizer
-from pi0_fast.actions.tokenizer import FILE_NAMES
+from pi0_fast.actions.directory import FILE_NAMES
 from pi0_fast.data import LeRobotWriter
 from pi0_fast.types import Feature
 

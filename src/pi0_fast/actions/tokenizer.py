@@ -13,12 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import shutil
 import tempfile
-from array import array as typed_array
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -31,28 +28,19 @@ from pi0_fast.actions.bpe import MAX_VOCABULARY, scatter_rows
 from pi0_fast.actions.bpe_training import Corpus, PackedRows
 from pi0_fast.actions.chunks import as_numbers
 from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
+from pi0_fast.actions.directory import FILE_NAMES, SIGNATURE_FILES, Saved, read_directory, save_directory, write_files
+from pi0_fast.actions.inputs import ID_RANGE, as_chunks, as_rows_of_ids, checked_hold, checked_scale, scale_array
 from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
 from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
-from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.swap import finish_interrupted_swap
 from pi0_fast.types import TokenizerError, UsageError
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 OnError = Literal["raise", "pad", "hold"]
-_ID_RANGE = np.iinfo(np.int32)
-
-NORMALIZER = "normalizer.json"
-METADATA = "metadata.json"
-VOCABULARY_TEXT = "vocabulary.txt"
-#: A report on the tokenizer may lie in this folder of its directory; this file shows that it is one.
-REPORT_FOLDER, REPORT = "report", "report.json"
-#: Every file that `save_pretrained` may write.
-FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
-#: Files that only FAST tokenizers have: ours and published ones the first, those that transformers 5 saved the second.
-_SIGNATURE_FILES = (layout.PROCESSING_SOURCE.name, f"{layout.BPE_FOLDER}/{layout.TOKENIZER}")
 
 #: Rows handed to a kernel at a time: some hundred kilobytes of coefficients, which stay in the processor's cache.
 _ROWS_PER_PIECE = 128
@@ -98,7 +86,7 @@ class TokenizerFitter:
                 f"(1 to {MAX_VOCABULARY} coefficients)"
             )
         self.shape = (time_horizon, action_dim)
-        self.scale = _checked_scale(scale, action_dim)
+        self.scale = checked_scale(scale, action_dim)
         self.corpus = Corpus(time_horizon * action_dim)
         self._low = np.zeros(action_dim, np.int64)
         self._high = np.zeros(action_dim, np.int64)
@@ -110,8 +98,8 @@ class TokenizerFitter:
             TokenizerError: another shape, values that are not finite, coefficients beyond +-32,766. Rows are
                 counted from the first that was ever added.
         """
-        values = _as_chunks(chunks, self.shape)
-        scales = _scales(self.scale, self.shape[1])
+        values = as_chunks(chunks, self.shape)
+        scales = scale_array(self.scale, self.shape[1])
         limit, known = 32_766, self.corpus.rows
         pieces: dict[int, PackedRows] = {}
         ranges: dict[int, tuple[IntArray, IntArray]] = {}
@@ -229,7 +217,7 @@ class FastTokenizer:
                 "different data"
             )
         self.vocabulary = vocabulary
-        self.scale = _checked_scale(scale, action_dim)
+        self.scale = checked_scale(scale, action_dim)
         self.time_horizon = time_horizon
         self.action_dim = action_dim
         self.normalizer = normalizer
@@ -304,7 +292,7 @@ class FastTokenizer:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides which ids a chunk gets and what they decode to."""
-        content = {"config": self._config(), "tokenizer": self.vocabulary.to_json()}
+        content = {"config": self._saved().config(), "tokenizer": self.vocabulary.to_json()}
         if self.normalizer is not None:
             content["normalizer"] = self.normalizer.to_json()
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -373,7 +361,7 @@ class FastTokenizer:
         return scatter_rows(flat, lengths, -1), lengths
 
     def _encode(self, chunks: Any, num_threads: int | None) -> tuple[IntArray, IntArray, EncodeInfo]:
-        values = _as_chunks(chunks, (self.time_horizon, self.action_dim))
+        values = as_chunks(chunks, (self.time_horizon, self.action_dim))
         scales = self._scales(values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
         limit = self._value_limit(values.shape[1])
@@ -401,7 +389,7 @@ class FastTokenizer:
         """The scale of each dimension, float32 [D]."""
         found = self._scale_arrays.get(action_dim)
         if found is None:
-            found = self._scale_arrays[action_dim] = _scales(self.scale, action_dim)
+            found = self._scale_arrays[action_dim] = scale_array(self.scale, action_dim)
         return found
 
     def _value_limit(self, horizon: int) -> float:
@@ -481,9 +469,9 @@ class FastTokenizer:
             raise UsageError(f"on_error must be 'raise', 'pad' or 'hold', not {on_error!r}")
         if (on_error == "hold") != (hold is not None):
             raise UsageError("on_error='hold' and hold=, the action to repeat, go together")
-        flat, starts, ends, single = _as_rows_of_ids(ids)
+        flat, starts, ends, single = as_rows_of_ids(ids)
         rows, length = len(starts), horizon * size
-        held = None if hold is None else _checked_hold(hold, rows, size)
+        held = None if hold is None else checked_hold(hold, rows, size)
         values = np.empty((rows, horizon, size), np.float32)
         problems: dict[int, str] = {}
         scales, matrix = self._scales(size), dct_matrix(horizon)
@@ -522,18 +510,6 @@ class FastTokenizer:
 
     # --- save and load ----------------------------------------------------------------------------------------------
 
-    def _config(self) -> dict[str, Any]:
-        config = layout.config(
-            symbol_format=self.symbol_format,
-            scale=self.scale,
-            vocab_size=self.vocab_size,
-            min_token=self.min_token,
-            time_horizon=self.time_horizon,
-            action_dim=self.action_dim,
-        )
-        config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
-        return config
-
     def save_pretrained(
         self,
         directory: str | Path,
@@ -555,41 +531,21 @@ class FastTokenizer:
             TokenizerError: `token_uses` is not one number for each id.
             OSError: the files cannot be written; what was there before is unharmed.
         """
-        target = Path(directory).expanduser()
-        if token_uses is not None and len(token_uses) != self.vocab_size:
-            raise TokenizerError(f"token_uses has {len(token_uses)} numbers for {self.vocab_size} ids")
-        if (target.is_symlink() or target.exists()) and not target.is_dir():
-            raise NotADirectoryError(f"{target} exists and is no directory")
-        finish_interrupted_swap(target)
-        temporary = temporary_sibling(target)
-        try:
-            _keep_other_files(target, temporary)
-            self._write_files(temporary, self.metadata if metadata is None else metadata, token_uses)
-            install_directory(temporary, target)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-
-    def _write_files(
-        self, folder: Path, metadata: Mapping[str, Any] | None, token_uses: Sequence[int] | LongArray | None
-    ) -> None:
-        bpe = folder / layout.BPE_FOLDER
-        bpe.mkdir(exist_ok=True)
-        processor = layout.processor_config(
-            self.scale, self.vocab_size, self.min_token, self.time_horizon, self.action_dim
-        )
-        _write_json(folder / layout.PROCESSOR_CONFIG, processor)
-        _write_json(folder / layout.CONFIG, self._config())
-        _write_json(folder / layout.PREPROCESSOR_CONFIG, layout.preprocessor_config())
-        for place in (folder, bpe):
-            _write_json(place / layout.TOKENIZER, self.vocabulary.to_json(), sort_keys=False)
-            _write_json(place / layout.TOKENIZER_CONFIG, layout.tokenizer_config())
-        shutil.copyfile(layout.PROCESSING_SOURCE, folder / layout.PROCESSING_SOURCE.name)
-        if self.normalizer is not None:
-            _write_json(folder / NORMALIZER, self.normalizer.to_json())
+        saved = self._saved()
         if metadata is not None:
-            _write_json(folder / METADATA, metadata, sort_keys=False)
-        (folder / VOCABULARY_TEXT).write_text(self._vocabulary_text(token_uses), encoding="utf-8")
+            saved = replace(saved, metadata=metadata)
+        save_directory(Path(directory).expanduser(), saved, token_uses)
+
+    def _saved(self) -> Saved:
+        return Saved(
+            self.vocabulary,
+            self.scale,
+            self.time_horizon,
+            self.action_dim,
+            self.normalizer,
+            self.coefficient_range,
+            self.metadata,
+        )
 
     @staticmethod
     def check_push_to_hub(
@@ -603,7 +559,7 @@ class FastTokenizer:
         return check_push(
             repo_id,
             own_files=FILE_NAMES,
-            signature_files=_SIGNATURE_FILES,
+            signature_files=SIGNATURE_FILES,
             private=private,
             token=token,
             revision=revision,
@@ -640,11 +596,11 @@ class FastTokenizer:
         target = self.check_push_to_hub(repo_id, private=private, token=token, revision=revision)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            self._write_files(folder, self.metadata, token_uses)
+            write_files(folder, self._saved(), token_uses)
             dataset = (self.metadata or {}).get("repo_id")
             card = model_card(
                 target.repo_id,
-                self._config(),
+                self._saved().config(),
                 self.metadata,
                 None if self.normalizer is None else self.normalizer.to_json(),
                 dataset_on_hub=is_hub_id(dataset) and dataset_exists(str(dataset), token=token),
@@ -654,20 +610,11 @@ class FastTokenizer:
                 folder,
                 target,
                 own_files=FILE_NAMES,
-                signature_files=_SIGNATURE_FILES,
+                signature_files=SIGNATURE_FILES,
                 token=token,
                 revision=revision,
                 commit_message=commit_message,
             )
-
-    def _vocabulary_text(self, token_uses: Sequence[int] | LongArray | None) -> str:
-        """One line for each id: its number, how often it is used, what it stands for."""
-        unit = "coefficients" if self.symbol_format == "plain" else "bytes (UTF-8 of coefficient - min_token)"
-        lines = [f"# id\tcount\t{unit}"]
-        for i, expansion in enumerate(self.vocabulary.expansions):
-            count = "?" if token_uses is None else str(int(token_uses[i]))
-            lines.append(f"{i}\t{count}\t{runs_text(expansion)}")
-        return "\n".join(lines) + "\n"
 
     @classmethod
     def from_pretrained(
@@ -705,99 +652,24 @@ class FastTokenizer:
                 cache_dir=cache_dir,
                 local_files_only=local_files_only,
             )
-        return cls._from_directory(folder)
-
-    @classmethod
-    def _from_directory(cls, folder: Path) -> FastTokenizer:
-        place = folder / layout.PROCESSOR_CONFIG
-        settings = _read_json(place)
-        if "min_token" not in settings or "scale" not in settings:
-            raise TokenizerError(f"{place} lacks min_token or scale: no FAST tokenizer")
-        order = settings.get("order", "frequency")
-        if order != "frequency":
-            raise TokenizerError(f"{place}: flatten order {order!r} is not known; update pi0-fast")
-        min_token = _whole(settings["min_token"], "min_token", place)
-        vocabulary = _read_vocabulary(folder, min_token)
-        vocab_size = _whole(settings.get("vocab_size", vocabulary.size), "vocab_size", place)
-        if vocab_size < vocabulary.size:
-            raise TokenizerError(f"{place} says vocab_size {vocab_size}, but the vocabulary has {vocabulary.size} ids")
-        own = _own_config(folder, settings, vocabulary)
-        seen = own.get("coefficient_range")
-        if seen is not None and not (isinstance(seen, list) and len(seen) == 2):
-            raise TokenizerError(f"{folder / layout.CONFIG}: coefficient_range must be two numbers, not {seen!r}")
-        shape = {
-            name: None if settings.get(name) is None else _whole(settings[name], name, place)
-            for name in ("time_horizon", "action_dim")
-        }
-        normalizer = _read_normalizer(folder / NORMALIZER)
+        saved = read_directory(folder)
         try:
             tokenizer = cls(
-                vocabulary,
-                scale=settings["scale"],
-                **shape,
-                normalizer=normalizer,
-                coefficient_range=None
-                if seen is None
-                else (
-                    _whole(seen[0], "coefficient_range", folder / layout.CONFIG),
-                    _whole(seen[1], "coefficient_range", folder / layout.CONFIG),
-                ),
+                saved.vocabulary,
+                scale=saved.scale,
+                time_horizon=saved.time_horizon,
+                action_dim=saved.action_dim,
+                normalizer=saved.normalizer,
+                coefficient_range=saved.coefficient_range,
             )
         except TokenizerError as error:
-            raise TokenizerError(f"{place}: {error}") from error
-        tokenizer.metadata = _read_json(folder / METADATA) if (folder / METADATA).is_file() else None
+            raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG}: {error}") from error
+        tokenizer.metadata = None if saved.metadata is None else dict(saved.metadata)
         return tokenizer
-
-
-# --- input and output -------------------------------------------------------------------------------------------------
 
 
 def _mode_hint(normalizer: Normalizer | None) -> str:
     return "" if normalizer is None else f"; they are normalised with {normalizer.mode}"
-
-
-def _checked_scale(scale: float | Sequence[float], action_dim: int | None) -> float | list[float]:
-    array = as_numbers(scale, "scale").astype(np.float64)
-    # The range is float32's own, in which coefficients are computed.
-    if array.ndim > 1 or array.size == 0 or not ((array >= 1e-30) & (array <= 1e30)).all():
-        raise TokenizerError(f"scale must be a positive number, or one per dimension; got {scale!r}")
-    if array.ndim == 1 and action_dim is not None and len(array) != action_dim:
-        raise TokenizerError(f"scale has {len(array)} values for {action_dim} dimensions")
-    return float(array) if array.ndim == 0 else [float(value) for value in array]
-
-
-def _scales(scale: float | list[float], action_dim: int) -> FloatArray:
-    scales = np.asarray(scale, np.float32)
-    if scales.ndim == 1 and len(scales) != action_dim:
-        raise TokenizerError(f"scale has {len(scales)} values, chunks have {action_dim} dimensions")
-    return np.ascontiguousarray(np.broadcast_to(scales, (action_dim,)))
-
-
-def _as_chunks(chunks: Any, shape: tuple[int | None, int | None]) -> FloatArray:
-    """Any numeric layout as C-contiguous float32 [N, H, D]; one chunk [H, D] becomes N = 1."""
-    array = as_numbers(chunks, "action chunks")
-    horizon, size = shape
-    if array.ndim == 1 and array.size == 0:
-        array = array.reshape(0, horizon or 1, size or 1)  # an empty list holds no chunks, whatever their shape
-    if array.ndim == 2:
-        array = array[None]
-    if (
-        array.ndim != 3
-        or (horizon or array.shape[1], size or array.shape[2]) != array.shape[1:]
-        or 0 in array.shape[1:]
-    ):
-        wanted = f"[N, {horizon or 'H'}, {size or 'D'}] or one chunk [{horizon or 'H'}, {size or 'D'}]"
-        if array.ndim != 3:
-            raise TokenizerError(f"action chunks have shape {list(array.shape)}; needed is {wanted}")
-        raise TokenizerError(
-            f"action chunks have {array.shape[1]} steps and {array.shape[2]} dimensions; needed is {wanted}"
-        )
-    if array.shape[1] * array.shape[2] > MAX_VOCABULARY:
-        raise TokenizerError(f"chunks of {list(array.shape[1:])} exceed {MAX_VOCABULARY} coefficients")
-    if array.dtype == np.float32:
-        return np.ascontiguousarray(array)
-    with np.errstate(over="ignore"):  # what overflows float32 becomes infinite, and is refused below
-        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _quantize(
@@ -836,69 +708,12 @@ def _resolve(name: str, own: int | None, asked: int | None) -> int:
     return found
 
 
-def _as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, LongArray, bool]:
-    """Every accepted form as (int32 ids, row n from starts[n] to ends[n], whether it was one flat row)."""
-    if isinstance(ids, tuple) and len(ids) == 2 and getattr(ids[0], "ndim", 0) == 2:
-        array = _whole_ids(as_numbers(ids[0], "ids"))
-        lengths = _whole_ids(as_numbers(ids[1], "lengths")).astype(np.int64)
-        if lengths.shape != (len(array),) or (lengths < 0).any() or (lengths > array.shape[1]).any():
-            raise TokenizerError(f"lengths of shape {list(lengths.shape)} do not fit ids of shape {list(array.shape)}")
-        starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
-        return array.reshape(-1), starts, starts + lengths, False
-    if hasattr(ids, "ndim"):
-        array = _whole_ids(as_numbers(ids, "ids"))
-        if array.ndim == 1:
-            return array, np.array([0]), np.array([len(array)]), True
-        if array.ndim != 2:
-            raise TokenizerError(f"ids have shape {list(array.shape)}; needed is [N, T] or [T]")
-        starts = np.arange(len(array), dtype=np.int64) * array.shape[1]
-        return array.reshape(-1), starts, starts + array.shape[1], False
-    try:
-        rows = list(ids)
-        single = bool(rows) and (type(rows[0]) is int or np.ndim(rows[0]) == 0)
-    except (TypeError, ValueError) as error:
-        raise TokenizerError(f"ids must be a list of lists of ids, or one flat list ({error})") from error
-    flat, counts = _joined([rows] if single else rows)
-    if single:
-        return flat, np.zeros(1, np.int64), counts, True
-    ends = np.cumsum(counts, dtype=np.int64)
-    return flat, ends - counts, ends, False
-
-
-def _joined(rows: list[Any]) -> tuple[IntArray, LongArray]:
-    """A list of rows of ids as one int32 array, and how many each row has."""
-    if all(type(row) is list for row in rows):
-        joined = typed_array("i")  # takes whole numbers only, several times faster than numpy
-        try:
-            for row in rows:
-                joined.fromlist(row)
-        except (TypeError, OverflowError):
-            pass  # what is wrong, or merely large, is found with its row below
-        else:
-            return np.frombuffer(joined, np.int32), np.fromiter(map(len, rows), np.int64, len(rows))
-    parts = [_whole_ids(as_numbers(row, f"ids of row {n}")) for n, row in enumerate(rows)]
-    if any(part.ndim != 1 for part in parts):
-        raise TokenizerError("ids must be a list of lists of ids, or one flat list")
-    flat = np.concatenate(parts) if parts else np.empty(0, np.int32)
-    return flat, np.array([len(part) for part in parts], np.int64)
-
-
-def _whole_ids(ids: npt.NDArray[Any]) -> IntArray:
-    if ids.dtype == np.int32:
-        return np.ascontiguousarray(ids)
-    if ids.size and ids.dtype.kind not in "iu":
-        raise TokenizerError(f"ids must be whole numbers, got an array of dtype {ids.dtype}")
-    # Ids beyond 32 bits stay outside every vocabulary, and are reported as such.
-    clipped: IntArray = np.clip(ids.astype(np.int64), _ID_RANGE.min, _ID_RANGE.max).astype(np.int32)
-    return clipped
-
-
 def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: int) -> str | None:
     """What is wrong with row n, None if nothing is."""
     if decoded.bad_id[n] >= 0:
         position = int(decoded.bad_id[n])
         value = int(row[position])
-        shown = "an id beyond 32 bits" if value in (_ID_RANGE.min, _ID_RANGE.max) else f"id {value}"
+        shown = "an id beyond 32 bits" if value in (ID_RANGE.min, ID_RANGE.max) else f"id {value}"
         hint = " (padding? pass decode((ids, lengths)))" if value == -1 else ""
         return f"{shown} at position {position} is outside the vocabulary 0 to {vocab_size - 1}{hint}"
     if decoded.broken is not None and decoded.broken[n] >= 0:
@@ -906,115 +721,3 @@ def _problem(decoded: Decoded, n: int, row: IntArray, length: int, vocab_size: i
     if decoded.counts[n] != length:
         return f"the {len(row)} ids hold {decoded.counts[n]} coefficients, a chunk needs {length}"
     return None
-
-
-def _checked_hold(hold: Any, rows: int, size: int) -> FloatArray:
-    """The action that each row holds if it is invalid, float32 [rows, D]."""
-    actions = as_numbers(hold, "hold").astype(np.float32)
-    if actions.shape not in ((size,), (rows, size)):
-        raise TokenizerError(f"hold has shape {list(actions.shape)}; needed is [{size}] or [{rows}, {size}]")
-    if not np.isfinite(actions).all():
-        raise TokenizerError("hold has values that are not finite: no robot can hold them")
-    return np.broadcast_to(actions, (rows, size))
-
-
-def runs_text(expansion: Iterable[int]) -> str:
-    """``3 0*12 -1`` for 3, twelve zeros, -1."""
-    runs: list[list[int]] = []
-    for value in expansion:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return " ".join(str(value) if times == 1 else f"{value}*{times}" for value, times in runs)
-
-
-def _write_json(path: Path, content: Mapping[str, Any], *, sort_keys: bool = True) -> None:
-    text = json.dumps(content, indent=2, sort_keys=sort_keys, ensure_ascii=True, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TokenizerError(f"{path} is missing: {path.parent} holds no FAST tokenizer") from None
-    except (OSError, ValueError) as error:
-        raise TokenizerError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise TokenizerError(f"{path} holds no JSON object")
-    return content
-
-
-def _read_vocabulary(folder: Path, min_token: int) -> Vocabulary:
-    """From the root or the subfolder; where it stands in both, the two must agree."""
-    places = [folder / layout.TOKENIZER, folder / layout.BPE_FOLDER / layout.TOKENIZER]
-    found = [place for place in places if place.is_file()]
-    if not found:
-        raise TokenizerError(f"{folder} holds neither {layout.TOKENIZER} nor {layout.BPE_FOLDER}/{layout.TOKENIZER}")
-    contents = [_read_json(place) for place in found]
-    first = Vocabulary.from_json(contents[0], min_token=min_token, where=str(found[0]))
-    for content, place in zip(contents[1:], found[1:], strict=True):
-        if content == contents[0]:
-            continue
-        if Vocabulary.from_json(content, min_token=min_token, where=str(place)) != first:
-            raise TokenizerError(f"{found[0]} and {place} hold different vocabularies: delete the wrong one")
-    return first
-
-
-def _own_config(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
-    """config.json as pi0-fast writes it, checked against the other files; empty where it is not ours."""
-    place = folder / layout.CONFIG
-    own = _read_json(place) if place.exists() else {}
-    if "format_version" not in own:
-        return {}
-    if own["format_version"] != layout.FORMAT_VERSION:
-        raise TokenizerError(
-            f"{place} has format_version {own['format_version']!r}, this pi0-fast reads {layout.FORMAT_VERSION}: "
-            "install the pi0-fast that wrote it, or a newer one"
-        )
-    for name, value in {**settings, "symbol_format": vocabulary.symbol_format}.items():
-        if name in own and own[name] != value:
-            other = layout.TOKENIZER if name == "symbol_format" else layout.PROCESSOR_CONFIG
-            raise TokenizerError(f"{place} says {name} {own[name]!r}, but {other} says {value!r}")
-    return own
-
-
-def _read_normalizer(place: Path) -> Normalizer | None:
-    if not place.exists():
-        return None
-    try:
-        return Normalizer.from_json(_read_json(place))
-    except TokenizerError as error:
-        raise TokenizerError(f"{place}: {error}") from error
-
-
-def _whole(value: Any, name: str, place: Path) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TokenizerError(f"{place}: {name} must be a whole number, not {value!r}")
-    return value
-
-
-def _keep_other_files(target: Path, temporary: Path) -> None:
-    """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
-    if not target.is_dir():
-        return
-    ours = {*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT}
-    folders = [target, target / layout.BPE_FOLDER]
-    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
-    for entry in entries:
-        name = entry.relative_to(target).as_posix()
-        if name in ours or (name == REPORT_FOLDER and (entry / REPORT).is_file()):
-            continue
-        (temporary / name).parent.mkdir(exist_ok=True)
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
-        else:
-            _link_or_copy(str(entry), str(temporary / name))
-
-
-def _link_or_copy(source: str, destination: str) -> None:
-    try:
-        os.link(source, destination, follow_symlinks=False)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, destination, follow_symlinks=False)

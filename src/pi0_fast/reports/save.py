@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from pi0_fast.actions.directory import REPORT
 from pi0_fast.actions.report import Table
-from pi0_fast.actions.tokenizer import REPORT
 from pi0_fast.reports.page import Page
 from pi0_fast.reports.pictures import Picture
 from pi0_fast.swap import install_directory, temporary_sibling

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast.actions.details import Details, SweepPoint, rounding_rmse
+from pi0_fast.actions.directory import runs_text
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Table, error_table
-from pi0_fast.actions.tokenizer import FastTokenizer, runs_text
+from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.reports import pictures
 from pi0_fast.reports.page import Page
 from pi0_fast.reports.pictures import Picture

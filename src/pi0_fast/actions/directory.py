@@ -1,0 +1,259 @@
+"""A saved tokenizer's directory: written all at once, read and checked file by file.
+
+What the JSON files for other readers hold is in layout.py, the vocabulary's own file in vocabulary.py. What is not
+here: encoding and decoding, and the hub.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast.actions import layout
+from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.vocabulary import Vocabulary
+from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.types import TokenizerError
+
+LongArray = npt.NDArray[np.int64]
+
+NORMALIZER = "normalizer.json"
+METADATA = "metadata.json"
+VOCABULARY_TEXT = "vocabulary.txt"
+#: A report on the tokenizer may lie in this folder of its directory; this file shows that it is one.
+REPORT_FOLDER, REPORT = "report", "report.json"
+#: Every file that `save_directory` may write.
+FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
+#: Files that only FAST tokenizers have: ours and published ones the first, those that transformers 5 saved the second.
+SIGNATURE_FILES = (layout.PROCESSING_SOURCE.name, f"{layout.BPE_FOLDER}/{layout.TOKENIZER}")
+
+
+@dataclass(frozen=True)
+class Saved:
+    """All that a tokenizer is made of, as it lies in a directory.
+
+    Attributes:
+        vocabulary, scale, time_horizon, action_dim, normalizer, coefficient_range: as in `FastTokenizer`.
+        metadata: content of metadata.json, if there is one.
+    """
+
+    vocabulary: Vocabulary
+    scale: float | list[float]
+    time_horizon: int | None
+    action_dim: int | None
+    normalizer: Normalizer | None
+    coefficient_range: tuple[int, int] | None
+    metadata: Mapping[str, Any] | None = None
+
+    def config(self) -> dict[str, Any]:
+        """The content of config.json: every setting."""
+        config = layout.config(
+            symbol_format=self.vocabulary.symbol_format,
+            scale=self.scale,
+            vocab_size=self.vocabulary.size,
+            min_token=self.vocabulary.min_token,
+            time_horizon=self.time_horizon,
+            action_dim=self.action_dim,
+        )
+        config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
+        return config
+
+
+def save_directory(target: Path, saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
+    """Write the files, all at once or not at all; other files in an existing directory stay.
+
+    Raises:
+        TokenizerError: `token_uses` is not one number for each id.
+        OSError: the files cannot be written; what was there before is unharmed.
+    """
+    if token_uses is not None and len(token_uses) != saved.vocabulary.size:
+        raise TokenizerError(f"token_uses has {len(token_uses)} numbers for {saved.vocabulary.size} ids")
+    if (target.is_symlink() or target.exists()) and not target.is_dir():
+        raise NotADirectoryError(f"{target} exists and is no directory")
+    finish_interrupted_swap(target)
+    temporary = temporary_sibling(target)
+    try:
+        _keep_other_files(target, temporary)
+        write_files(temporary, saved, token_uses)
+        install_directory(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_files(folder: Path, saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
+    """Write the files into an existing directory, one after the other."""
+    vocabulary = saved.vocabulary
+    bpe = folder / layout.BPE_FOLDER
+    bpe.mkdir(exist_ok=True)
+    processor = layout.processor_config(
+        saved.scale, vocabulary.size, vocabulary.min_token, saved.time_horizon, saved.action_dim
+    )
+    _write_json(folder / layout.PROCESSOR_CONFIG, processor)
+    _write_json(folder / layout.CONFIG, saved.config())
+    _write_json(folder / layout.PREPROCESSOR_CONFIG, layout.preprocessor_config())
+    for place in (folder, bpe):
+        _write_json(place / layout.TOKENIZER, vocabulary.to_json(), sort_keys=False)
+        _write_json(place / layout.TOKENIZER_CONFIG, layout.tokenizer_config())
+    shutil.copyfile(layout.PROCESSING_SOURCE, folder / layout.PROCESSING_SOURCE.name)
+    if saved.normalizer is not None:
+        _write_json(folder / NORMALIZER, saved.normalizer.to_json())
+    if saved.metadata is not None:
+        _write_json(folder / METADATA, saved.metadata, sort_keys=False)
+    (folder / VOCABULARY_TEXT).write_text(_vocabulary_text(vocabulary, token_uses), encoding="utf-8")
+
+
+def _vocabulary_text(vocabulary: Vocabulary, token_uses: Sequence[int] | LongArray | None) -> str:
+    """One line for each id: its number, how often it is used, what it stands for."""
+    unit = "coefficients" if vocabulary.symbol_format == "plain" else "bytes (UTF-8 of coefficient - min_token)"
+    lines = [f"# id\tcount\t{unit}"]
+    for i, expansion in enumerate(vocabulary.expansions):
+        count = "?" if token_uses is None else str(int(token_uses[i]))
+        lines.append(f"{i}\t{count}\t{runs_text(expansion)}")
+    return "\n".join(lines) + "\n"
+
+
+def read_directory(folder: Path) -> Saved:
+    """Read what `save_directory` wrote, or a published tokenizer (root or ``bpe_tokenizer/`` layout).
+
+    Raises:
+        TokenizerError: missing, damaged or contradicting files (named).
+    """
+    place = folder / layout.PROCESSOR_CONFIG
+    settings = _read_json(place)
+    if "min_token" not in settings or "scale" not in settings:
+        raise TokenizerError(f"{place} lacks min_token or scale: no FAST tokenizer")
+    order = settings.get("order", "frequency")
+    if order != "frequency":
+        raise TokenizerError(f"{place}: flatten order {order!r} is not known; update pi0-fast")
+    vocabulary = _read_vocabulary(folder, _whole(settings["min_token"], "min_token", place))
+    vocab_size = _whole(settings.get("vocab_size", vocabulary.size), "vocab_size", place)
+    if vocab_size < vocabulary.size:
+        raise TokenizerError(f"{place} says vocab_size {vocab_size}, but the vocabulary has {vocabulary.size} ids")
+    seen = _own_config(folder, settings, vocabulary).get("coefficient_range")
+    if seen is not None and not (isinstance(seen, list) and len(seen) == 2):
+        raise TokenizerError(f"{folder / layout.CONFIG}: coefficient_range must be two numbers, not {seen!r}")
+    horizon, size = (
+        None if settings.get(name) is None else _whole(settings[name], name, place)
+        for name in ("time_horizon", "action_dim")
+    )
+    low_high = [_whole(value, "coefficient_range", folder / layout.CONFIG) for value in seen or []]
+    return Saved(
+        vocabulary=vocabulary,
+        scale=settings["scale"],
+        time_horizon=horizon,
+        action_dim=size,
+        normalizer=_read_normalizer(folder / NORMALIZER),
+        coefficient_range=(low_high[0], low_high[1]) if low_high else None,
+        metadata=_read_json(folder / METADATA) if (folder / METADATA).is_file() else None,
+    )
+
+
+def runs_text(expansion: Iterable[int]) -> str:
+    """``3 0*12 -1`` for 3, twelve zeros, -1."""
+    runs: list[list[int]] = []
+    for value in expansion:
+        if runs and runs[-1][0] == value:
+            runs[-1][1] += 1
+        else:
+            runs.append([value, 1])
+    return " ".join(str(value) if times == 1 else f"{value}*{times}" for value, times in runs)
+
+
+def _write_json(path: Path, content: Mapping[str, Any], *, sort_keys: bool = True) -> None:
+    text = json.dumps(content, indent=2, sort_keys=sort_keys, ensure_ascii=True, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise TokenizerError(f"{path} is missing: {path.parent} holds no FAST tokenizer") from None
+    except (OSError, ValueError) as error:
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} holds no JSON object")
+    return content
+
+
+def _read_vocabulary(folder: Path, min_token: int) -> Vocabulary:
+    """From the root or the subfolder; where it stands in both, the two must agree."""
+    places = [folder / layout.TOKENIZER, folder / layout.BPE_FOLDER / layout.TOKENIZER]
+    found = [place for place in places if place.is_file()]
+    if not found:
+        raise TokenizerError(f"{folder} holds neither {layout.TOKENIZER} nor {layout.BPE_FOLDER}/{layout.TOKENIZER}")
+    contents = [_read_json(place) for place in found]
+    first = Vocabulary.from_json(contents[0], min_token=min_token, where=str(found[0]))
+    for content, place in zip(contents[1:], found[1:], strict=True):
+        if content == contents[0]:
+            continue
+        if Vocabulary.from_json(content, min_token=min_token, where=str(place)) != first:
+            raise TokenizerError(f"{found[0]} and {place} hold different vocabularies: delete the wrong one")
+    return first
+
+
+def _own_config(folder: Path, settings: Mapping[str, Any], vocabulary: Vocabulary) -> dict[str, Any]:
+    """config.json as pi0-fast writes it, checked against the other files; empty where it is not ours."""
+    place = folder / layout.CONFIG
+    own = _read_json(place) if place.exists() else {}
+    if "format_version" not in own:
+        return {}
+    if own["format_version"] != layout.FORMAT_VERSION:
+        raise TokenizerError(
+            f"{place} has format_version {own['format_version']!r}, this pi0-fast reads {layout.FORMAT_VERSION}: "
+            "install the pi0-fast that wrote it, or a newer one"
+        )
+    for name, value in {**settings, "symbol_format": vocabulary.symbol_format}.items():
+        if name in own and own[name] != value:
+            other = layout.TOKENIZER if name == "symbol_format" else layout.PROCESSOR_CONFIG
+            raise TokenizerError(f"{place} says {name} {own[name]!r}, but {other} says {value!r}")
+    return own
+
+
+def _read_normalizer(place: Path) -> Normalizer | None:
+    if not place.exists():
+        return None
+    try:
+        return Normalizer.from_json(_read_json(place))
+    except TokenizerError as error:
+        raise TokenizerError(f"{place}: {error}") from error
+
+
+def _whole(value: Any, name: str, place: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TokenizerError(f"{place}: {name} must be a whole number, not {value!r}")
+    return value
+
+
+def _keep_other_files(target: Path, temporary: Path) -> None:
+    """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
+    if not target.is_dir():
+        return
+    ours = set(FILE_NAMES)
+    folders = [target, target / layout.BPE_FOLDER]
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
+    for entry in entries:
+        name = entry.relative_to(target).as_posix()
+        if name in ours or (name == REPORT_FOLDER and (entry / REPORT).is_file()):
+            continue
+        (temporary / name).parent.mkdir(exist_ok=True)
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(str(entry), str(temporary / name))
+
+
+def _link_or_copy(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, destination, follow_symlinks=False)
