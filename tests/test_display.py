@@ -165,7 +165,7 @@ def test_table_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     text = capsys.readouterr().out
     assert ESCAPE not in text
     lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, lines)) <= 100
     assert [line for line in lines if line != line.rstrip()] == []
     assert lines[0].strip() == "Held-out episodes"
     assert text.count("of frames") >= 11

@@ -14,6 +14,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -47,6 +48,12 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     """A step of a kernel, pasted into its callers: a call that passes arrays costs more than most steps themselves."""
     return njit(inline="always")(function)
+
+
+def is_compiled(compiled: Any) -> bool:
+    """Whether the machine code of a kernel is in the disk cache, so that its first use does not take seconds."""
+    name, place = compiled.py_func.__name__, compiled.stats.cache_path
+    return place is not None and any(Path(place).glob(f"*{name}-*.nbc"))
 
 
 _lock = threading.Lock()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-_PLAIN_WIDTH = 80
+_PLAIN_WIDTH = 100
 _SECONDS_BETWEEN_LINES = 10.0
 
 Advance = Callable[..., None]
@@ -35,7 +35,7 @@ def warn(text: str) -> None:
 
 
 def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
-    """A table on stdout, at most 80 columns wide where stdout is not a terminal (long cells are folded).
+    """A table on stdout, at most 100 columns wide where stdout is not a terminal (long cells are folded).
 
     Args:
         title: line above the table.

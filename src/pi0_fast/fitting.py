@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast import __version__
+from pi0_fast.actions.bpe_training import training_is_compiled
 from pi0_fast.actions.chunks import (
     ActionSelection,
     dim_ranges,
@@ -109,6 +110,8 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     push = _check_push(config)
     fit = _Fit(config)
     fit.announce()
+    if not training_is_compiled():
+        say("first run      compiling kernels, which takes some seconds once on this machine")
     normalizer = fit.normalizer()
     for line in normalizer.guard_report():
         warn(line)
@@ -118,7 +121,8 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
         warn(
             f"{measured.clipped_frames:.1%} of the frames of the {measured_on} have values outside the normaliser's "
             f"range, which are cut off (largest error {measured.clipping_worst.max():.4g} in dimension "
-            f"{int(measured.clipping_worst.argmax())}); --normalization_mode MIN_MAX cuts nothing off"
+            f"{_dim_text(normalizer, int(measured.clipping_worst.argmax()))}); --normalization_mode MIN_MAX cuts "
+            "nothing off"
         )
     lengths, uses = fitter.token_usage(tokenizer)
     metadata = fit.metadata(tokenizer, lengths, measured if fit.held_out else None)
@@ -355,6 +359,10 @@ class _Fit:
                 "dataset_revision": self.reader.revision,
             },
         }
+
+
+def _dim_text(normalizer: Normalizer, dim: int) -> str:
+    return f"{dim}" if normalizer.names is None else f"{dim} ({normalizer.names[dim]})"
 
 
 def _version(name: str) -> str:

@@ -127,9 +127,9 @@ def test_what_a_card_states() -> None:
     assert [fence.content for fence in rendered(card) if fence.type == "fence"] == [
         "from pi0_fast import FastTokenizer\n\n"
         'tokenizer = FastTokenizer.from_pretrained("me/tok")\n'
-        "actions = ...                                        # [N, 16, 2], in the units of the robot\n"
-        "ids = tokenizer(tokenizer.normalizer.apply(actions))\n"
-        "restored = tokenizer.normalizer.invert(tokenizer.decode(ids))\n",
+        "actions, states = ...  # as in the dataset: chunks [N, H, A], and the state at each one's first step\n"
+        "ids = tokenizer.encode_actions(actions, states)\n"
+        "restored = tokenizer.decode_actions(ids, states)  # [N, 16, 2], the encoded dimensions\n",
         "from transformers import AutoProcessor\n\n"
         'processor = AutoProcessor.from_pretrained("me/tok", trust_remote_code=True)\n',
         "lerobot-train --policy.type=pi0_fast --policy.action_tokenizer_name=me/tok ...\n",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pi0_fast._kernels import inlined, kernel, resolve_threads, run_rows
+from pi0_fast._kernels import inlined, is_compiled, kernel, resolve_threads, run_rows
 from pi0_fast.actions.bpe import MAX_VOCABULARY, IntArray, Merges
 from pi0_fast.types import TokenizerError
 
@@ -590,6 +590,11 @@ class _Trainer:
             put_aside, self._rare = self._rare, None
             for pairs, counts, rows, ends in put_aside:
                 self._enqueue(pairs, counts, rows, ends)
+
+
+def training_is_compiled() -> bool:
+    """Whether the kernels are in the disk cache; without it the first fit takes some seconds longer."""
+    return is_compiled(_merge_rows)
 
 
 def train_merges(

@@ -163,13 +163,13 @@ def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) ->
     shape = f"[N, {settings.get('time_horizon') or 'H'}, {settings.get('action_dim') or 'D'}]"
     if has_normalizer:
         here = [
-            f"actions = ...                                        # {shape}, in the units of the robot",
-            "ids = tokenizer(tokenizer.normalizer.apply(actions))",
-            "restored = tokenizer.normalizer.invert(tokenizer.decode(ids))",
+            "actions, states = ...  # as in the dataset: chunks [N, H, A], and the state at each one's first step",
+            "ids = tokenizer.encode_actions(actions, states)",
+            f"restored = tokenizer.decode_actions(ids, states)  # {shape}, the encoded dimensions",
         ]
     else:
         here = [
-            f"actions = ...                                        # {shape}, normalized to about [-1, 1]",
+            f"actions = ...  # {shape}, normalized to about [-1, 1]",
             "ids = tokenizer(actions)",
             "restored = tokenizer.decode(ids)",
         ]

@@ -148,10 +148,16 @@ def error_table(measured: Distortion, scale: float | list[float], normalizer: No
     scales = measured.scale_for(scale, TARGET_ERROR)
     width = normalizer.high - normalizer.low
     columns = (width, measured.rmse, measured.worst, measured.quantization_worst, measured.clipping_worst, scales)
-    rows = [[dim, names[dim], *(f"{float(column[dim]):.3g}" for column in columns)] for dim in range(normalizer.size)]
+
+    def shown(value: float, dim: int) -> str:
+        """Three digits; what float32 itself rounds away is no error."""
+        return "0" if abs(value) < 1e-6 * width[dim] else f"{value:.3g}"
+
+    rows = [[dim, names[dim], *(shown(float(column[dim]), dim) for column in columns)] for dim in range(len(names))]
     headers = ["", "dimension", "range", "RMSE", "worst", "rounding", "clipping", "scale"]
     title = (
         f"Errors on {measured_on}, in the data's own units: RMSE, worst, worst by rounding alone and by "
-        f"clipping alone; scale: where rounding would err by {TARGET_ERROR:g} at worst"
+        f"clipping alone; scale: the --scale at which rounding would err by {TARGET_ERROR:g} at worst (a millimetre, "
+        "where the unit is a metre)"
     )
     return title, rows, headers

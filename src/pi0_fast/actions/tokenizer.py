@@ -15,7 +15,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -52,18 +52,25 @@ _LARGEST_VALUE = 1e30
 
 @dataclass(frozen=True)
 class EncodeInfo:
-    """What encoding did to each row: ``saturations`` int32 [N], coefficients clipped; ``token_counts`` int32 [N]."""
+    """What encoding did to each row; int32 [N] each.
+
+    Attributes:
+        saturations: coefficients clipped, because the vocabulary has no symbol for them.
+        token_counts: ids.
+        clipped_values: values that the normaliser clipped; only `encode_actions` knows, else None.
+    """
 
     saturations: IntArray
     token_counts: IntArray
+    clipped_values: IntArray | None = None
 
 
 @dataclass(frozen=True)
 class DecodeInfo:
     """Which rows were valid (bool [N]), and for each what was wrong (None for a valid one)."""
 
-    valid: npt.NDArray[np.bool_]
-    problems: tuple[str | None, ...]
+    valid: npt.NDArray[np.bool_] = field(repr=False)
+    problems: tuple[str | None, ...] = field(repr=False)
 
     @property
     def invalid_count(self) -> int:
@@ -507,6 +514,122 @@ class FastTokenizer:
             )
         if held is not None:
             values[invalid] = held[invalid][:, None, :]
+
+    # --- in the robot's units ---------------------------------------------------------------------------------------
+
+    @overload
+    def encode_actions(
+        self, actions: Any, states: Any = None, *, return_info: Literal[False] = False, num_threads: int | None = None
+    ) -> list[list[int]]: ...
+
+    @overload
+    def encode_actions(
+        self, actions: Any, states: Any = None, *, return_info: Literal[True], num_threads: int | None = None
+    ) -> tuple[list[list[int]], EncodeInfo]: ...
+
+    def encode_actions(
+        self, actions: Any, states: Any = None, *, return_info: bool = False, num_threads: int | None = None
+    ) -> list[list[int]] | tuple[list[list[int]], EncodeInfo]:
+        """Token ids of actions as they are in the dataset: selects dimensions, subtracts states, normalises, encodes.
+
+        Args:
+            actions: [N, H, A] or one chunk [H, A], all A dimensions of the dataset's actions, in its units.
+            states: [N, S] or [S], the state at each chunk's first step; needed where the tokenizer was fitted on
+                relative actions, else not looked at.
+            return_info: also return an `EncodeInfo`; its ``clipped_values`` say what the normaliser cut off.
+            num_threads: None means all processors.
+
+        Returns:
+            As `encode`.
+
+        Raises:
+            TokenizerError: no normaliser is known, states are missing, shapes that do not fit, values not finite.
+        """
+        normalizer = self._known_normalizer()
+        if normalizer.selection is None:
+            encoded = as_chunks(actions, (self.time_horizon, self.action_dim))
+        else:
+            encoded = normalizer.selection.from_absolute(actions, states)
+        rows, info = self.encode(normalizer.apply(encoded), return_info=True, num_threads=num_threads)
+        if not return_info:
+            return rows
+        clipped = normalizer.clipped(encoded).reshape(len(rows), -1).sum(axis=1).astype(np.int32)
+        return rows, replace(info, clipped_values=clipped)
+
+    @overload
+    def decode_actions(
+        self,
+        ids: Any,
+        states: Any = None,
+        *,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: Literal[False] = False,
+        num_threads: int | None = None,
+    ) -> FloatArray: ...
+
+    @overload
+    def decode_actions(
+        self,
+        ids: Any,
+        states: Any = None,
+        *,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: Literal[True],
+        num_threads: int | None = None,
+    ) -> tuple[FloatArray, DecodeInfo]: ...
+
+    def decode_actions(
+        self,
+        ids: Any,
+        states: Any = None,
+        *,
+        on_error: OnError = "raise",
+        hold: Any = None,
+        return_info: bool = False,
+        num_threads: int | None = None,
+    ) -> FloatArray | tuple[FloatArray, DecodeInfo]:
+        """Actions in the dataset's units from token ids: the way back of `encode_actions`.
+
+        Args:
+            ids: as in `decode`.
+            states: as in `encode_actions`.
+            on_error: as in `decode`.
+            hold: for "hold", the position [D] (or one per row [N, D]) that a row without a chunk repeats: where the
+                robot is now, in its own units, never relative and never clipped.
+            return_info, num_threads: as in `decode`.
+
+        Returns:
+            float32 [N, H, D], or [H, D] for one flat list: the encoded dimensions; and the info if asked for.
+
+        Raises:
+            TokenizerError: as in `decode`; also no normaliser is known, or states are missing.
+        """
+        normalizer = self._known_normalizer()
+        if (on_error == "hold") != (hold is not None):
+            raise UsageError("on_error='hold' and hold=, the position to repeat, go together")
+        fallback: OnError = "pad" if on_error == "hold" else on_error
+        chunks, info = self.decode(
+            ids, action_dim=normalizer.size, on_error=fallback, return_info=True, num_threads=num_threads
+        )
+        actions = normalizer.invert(chunks)
+        if normalizer.selection is not None:
+            actions = normalizer.selection.to_absolute(actions, states)
+        if hold is not None:
+            held = checked_hold(hold, len(info.valid), normalizer.size)
+            rows = actions.reshape(len(info.valid), *actions.shape[-2:])
+            rows[~info.valid] = held[~info.valid][:, None, :]
+            actions = rows.reshape(actions.shape)
+        return (actions, info) if return_info else actions
+
+    def _known_normalizer(self) -> Normalizer:
+        if self.normalizer is None:
+            raise TokenizerError(
+                "this tokenizer came without a normaliser: normalise the actions to about [-1, 1] yourself and call "
+                "encode and decode, or set tokenizer.normalizer"
+            )
+        return self.normalizer
 
     # --- save and load ----------------------------------------------------------------------------------------------
 
