@@ -91,6 +91,10 @@ class TokenizerTrainingResult:
         yield error_table(measured, self.tokenizer.scale, normalizer, self.measured_on)
 
 
+#: Runs of equal coefficients that a fit may hold: with some 14 bytes each it stays below 1 GB in all.
+_MOST_RUNS = 48_000_000
+
+
 def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     """Fit a FAST tokenizer on a dataset, measure it on held-out episodes, and save it.
 
@@ -280,11 +284,16 @@ class _Fit:
     def tokenizer(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer]:
         """The tokenizer fitted on sampled chunks of the training episodes, and what it was fitted from."""
         config = self.config
-        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale)
+        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale, max_runs=_MOST_RUNS)
         with progress("chunks", self._used(self.train), "chunks") as advance:
             for chunks in self.source.chunks(self.train, self._starts):
                 fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
                 advance(len(chunks))
+        if fitter.corpus.dropped:
+            warn(
+                f"{fitter.corpus.dropped} chunks are left out of the fit, to stay below a gigabyte of memory: their "
+                "coefficients hardly repeat (noise, or a fine --scale)"
+            )
         with progress("vocabulary", None, "merges") as advance:
             tokenizer = fitter.finish(
                 vocab_size=config.vocab_size,

@@ -243,3 +243,22 @@ def test_what_a_corpus_refuses() -> None:
         with pytest.raises(TokenizerError, match="do not fit into 16 bits"):
             corpus.add(np.array([[0, symbol]], np.int32))
     assert corpus.rows == 0
+
+
+def test_a_corpus_that_is_full_is_thinned_out_evenly() -> None:
+    corpus = Corpus(10, max_runs=400)
+    random = np.random.default_rng(0)
+    pieces = [random.integers(0, 50, (4, 10)).astype(np.int32) for _ in range(64)]
+    for piece in pieces:
+        corpus.add(piece)
+    assert corpus.rows + corpus.dropped == 256
+    kept = np.concatenate(list(corpus.blocks()))
+    assert len(kept) == corpus.rows
+    assert 100 < len(kept) * 9 <= 400 + 40
+    every = len(pieces) // (len(kept) // 4)
+    np.testing.assert_array_equal(kept, np.concatenate(pieces[::every]))
+    assert (corpus.low, corpus.high) == (min(p.min() for p in pieces), max(p.max() for p in pieces))
+    whole = Corpus(10)
+    for piece in pieces:
+        whole.add(piece)
+    assert (whole.rows, whole.dropped) == (256, 0)

@@ -222,3 +222,25 @@ def test_the_published_vocabulary(shared: Path) -> None:
     rows += sample(grammar, 4, int(grammar.fewest[0, 70]), np.random.default_rng(1))
     assert fitted.decode(rows, time_horizon=10, action_dim=7).shape == (36, 10, 7)
     assert grammar.fewest.max() <= NEVER
+
+
+def test_ids_of_another_shape_or_type_are_refused() -> None:
+    """A column of ids, as samplers give it, must not be broadcast against the rows."""
+    grammar = Grammar(tokenizer("plain").vocabulary, 18)
+    state = grammar.start(3)
+    for ids in ([[0], [0], [0]], 0, [0, 0], [0.0, 0.0, 0.0], [True, True, True]):
+        with pytest.raises(TokenizerError, match="one id for each of 3 rows"):
+            grammar.advance(state, ids)
+
+
+def test_odd_arguments() -> None:
+    vocabulary = tokenizer("plain").vocabulary
+    for length in (0, -1, 6.5, True):
+        with pytest.raises(TokenizerError, match="length must be"):
+            Grammar(vocabulary, length)  # type: ignore[arg-type]
+    with pytest.raises(TokenizerError, match="max_tokens must be"):
+        Grammar(vocabulary, 6, max_tokens=0)
+    grammar = Grammar(vocabulary, 6)
+    for rows, budget in ((-1, None), (1, 2**40), (1, 2.5)):
+        with pytest.raises(TokenizerError, match="cannot be started"):
+            grammar.start(rows, budget=budget)  # type: ignore[arg-type]

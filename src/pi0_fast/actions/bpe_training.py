@@ -64,8 +64,12 @@ class Corpus:
     coefficients as 16-bit integers would.
     """
 
-    def __init__(self, row_length: int) -> None:
-        """For rows of `row_length` symbols; more than 65,535 are not supported."""
+    def __init__(self, row_length: int, *, max_runs: int | None = None) -> None:
+        """For rows of `row_length` symbols; more than 65,535 are not supported.
+
+        With `max_runs`, rows that have more runs than that in all are thinned out: every second piece (as given to
+        `append`) is dropped, and from then on only every second one taken, and so on. `dropped` counts the rows.
+        """
         if not 1 <= row_length <= MAX_VOCABULARY:
             raise TokenizerError(f"sequences of {row_length} symbols are not supported (1 to {MAX_VOCABULARY})")
         #: Symbols in a row.
@@ -73,6 +77,10 @@ class Corpus:
         self._parts: list[PackedArray] = []
         self._lengths: list[IntArray] = []
         self.rows = 0
+        #: Rows that were left out to stay below `max_runs`.
+        self.dropped = 0
+        self._max_runs, self._runs = max_runs, 0
+        self._pieces, self._keep_every = 0, 1
         #: Smallest and largest symbol added so far.
         self.low, self.high = 0, 0
 
@@ -100,9 +108,20 @@ class Corpus:
         """The second half of `add`."""
         self.low = piece.low if self.rows == 0 else min(self.low, piece.low)
         self.high = piece.high if self.rows == 0 else max(self.high, piece.high)
+        number, self._pieces = self._pieces, self._pieces + 1
+        if number % self._keep_every:
+            self.dropped += len(piece.lengths)
+            return
         self._parts.append(piece.runs)
         self._lengths.append(piece.lengths)
         self.rows += len(piece.lengths)
+        self._runs += len(piece.runs)
+        while self._max_runs is not None and self._runs > self._max_runs and len(self._parts) > 1:
+            self._parts, self._lengths = self._parts[::2], self._lengths[::2]
+            self._keep_every *= 2
+            kept = sum(map(len, self._lengths))
+            self.dropped, self.rows = self.dropped + self.rows - kept, kept
+            self._runs = sum(map(len, self._parts))
 
     def sequences(self, base: int) -> tuple[PackedArray, IntArray]:
         """All rows as runs, with symbol `base` as id 0, and the number of runs of each row.

@@ -98,8 +98,9 @@ class Grammar:
         Raises:
             TokenizerError: no sequence of `max_tokens` ids holds `length` coefficients; the message says how many must.
         """
-        if length < 1:
-            raise TokenizerError(f"a chunk has at least one coefficient, not {length}")
+        for name, value in (("length", length), ("max_tokens", 1 if max_tokens is None else max_tokens)):
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value < NEVER:
+                raise TokenizerError(f"{name} must be a whole number from 1 on, not {value!r}")
         self.length = length
         self.consumed, self.next_place = _transitions(vocabulary)
         self.fewest = _fewest(self.consumed, self.next_place, length)
@@ -131,6 +132,8 @@ class Grammar:
             TokenizerError: a budget in which no chunk fits.
         """
         tokens = self.max_tokens if budget is None else budget
+        if rows < 0 or not isinstance(tokens, (int, np.integer)) or tokens >= NEVER:
+            raise TokenizerError(f"{rows} rows with a budget of {tokens} tokens cannot be started")
         if tokens < self.fewest[0, self.length]:
             raise TokenizerError(f"a chunk takes {self.fewest[0, self.length]} tokens at least, budget is {tokens}")
         return GrammarState(
@@ -146,9 +149,14 @@ class Grammar:
         """The state after one more id in every row (int [N]); rows that are done stay as they are, whatever their id.
 
         Raises:
-            TokenizerError: an id that `allowed` does not allow; names the row.
+            TokenizerError: an id that `allowed` does not allow (names the row); not one whole number for each row.
         """
         chosen = np.asarray(ids)
+        if chosen.shape != state.remaining.shape or chosen.dtype.kind not in "iu":
+            raise TokenizerError(
+                f"needed is one id for each of {len(state.remaining)} rows, got an array of shape {list(chosen.shape)} "
+                f"and dtype {chosen.dtype}"
+            )
         done = state.done
         inside = (chosen >= 0) & (chosen < self.base.shape[1])
         safe = np.where(inside, chosen, 0)

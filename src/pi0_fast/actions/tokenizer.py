@@ -81,8 +81,18 @@ class DecodeInfo:
 class TokenizerFitter:
     """Takes in chunks block by block in bounded memory, then makes a tokenizer; `FastTokenizer.fit` in two halves."""
 
-    def __init__(self, time_horizon: int, action_dim: int, *, scale: float | Sequence[float] = 10.0) -> None:
+    def __init__(
+        self,
+        time_horizon: int,
+        action_dim: int,
+        *,
+        scale: float | Sequence[float] = 10.0,
+        max_runs: int | None = None,
+    ) -> None:
         """For chunks [N, time_horizon, action_dim].
+
+        `max_runs` bounds memory, at some 14 bytes a run of equal coefficients: chunks beyond it are thinned out evenly,
+        and counted in ``corpus.dropped``. None keeps all.
 
         Raises:
             TokenizerError: sizes below 1 or above 65,535 coefficients a chunk, a scale that is not positive.
@@ -94,7 +104,7 @@ class TokenizerFitter:
             )
         self.shape = (time_horizon, action_dim)
         self.scale = checked_scale(scale, action_dim)
-        self.corpus = Corpus(time_horizon * action_dim)
+        self.corpus = Corpus(time_horizon * action_dim, max_runs=max_runs)
         self._low = np.zeros(action_dim, np.int64)
         self._high = np.zeros(action_dim, np.int64)
 
