@@ -1,14 +1,16 @@
 """How numba kernels are compiled, cached on disk and spread over threads.
 
 `kernel` compiles a function without the global interpreter lock and caches the machine code on disk. `run_rows` cuts a
-range of rows into pieces and runs them on a thread pool of this process. Left out on purpose: numba's own
-`parallel=True`, whose thread layers either kill forked workers or abort under threads.
+range of rows into pieces and runs them on a thread pool of this process. The disk cache is never needed: damaged files
+in it are deleted, and machine code that cannot be written is made anew by the next process. Left out on purpose:
+numba's own `parallel=True`, whose thread layers either kill forked workers or abort under threads.
 
 Kernels never call a kernel of another file: numba's cache only notices changes of the file that a kernel stands in.
 """
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import threading
@@ -18,30 +20,77 @@ from pathlib import Path
 from typing import Any
 
 from numba import njit
+from numba.core.caching import FunctionCache
 
 from pi0_fast.types import UsageError
 
 logger = logging.getLogger(__name__)
 
-#: Kernels that could not be given a disk cache, because no directory for it is writable.
+#: Kernels whose machine code could not be kept on disk: no directory is writable, the disk is full.
 uncached: list[str] = []
+
+
+class _ForgivingCache(FunctionCache):
+    """numba's disk cache of one kernel, whose files may be damaged and whose disk may be full.
+
+    numba lets such errors reach whoever calls the kernel, in every later process too.
+    """
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """The machine code for a signature, or None where none is kept or what is kept cannot be read."""
+        try:
+            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            # Whatever a truncated pickle or broken machine code raises (EOFError, UnpicklingError, AttributeError...).
+            logger.warning(
+                "damaged kernel cache in %s: %s is compiled anew (%s: %s)",
+                self.cache_path,
+                self._py_func.__qualname__,
+                type(error).__name__,
+                error,
+            )
+            self._remove()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep the machine code for a signature; where that fails, say so once and list the kernel in `uncached`."""
+        try:
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            _report_uncached(self._py_func, f"{type(error).__name__}: {error}")
+            # numba writes the index before the code: it may now name a file that holds the code of an older source.
+            self._remove()
+
+    def _remove(self) -> None:
+        folder, base = Path(self.cache_path), glob.escape(self._impl.filename_base)
+        for path in (*folder.glob(f"{base}.nbi"), *folder.glob(f"{base}.*.nbc")):
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("cannot delete %s from the kernel cache, please do: %s", path, error)
+
+
+def _report_uncached(function: Callable[..., Any], reason: object) -> None:
+    """List a kernel in `uncached`; the first one is logged."""
+    if not uncached:
+        logger.warning("no writable cache directory: kernels are compiled anew; set NUMBA_CACHE_DIR (%s)", reason)
+    if function.__qualname__ not in uncached:
+        uncached.append(function.__qualname__)
 
 
 def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compile with numba on first use: nogil, no fast-math (so results do not depend on the processor), disk cache.
 
-    Where neither the package's directory, nor the user's cache, nor NUMBA_CACHE_DIR is writable the kernel is
-    compiled anew in every process (some seconds each); that is logged once and listed in `uncached`.
+    Where neither the package's directory, nor the user's cache, nor NUMBA_CACHE_DIR is writable (or the disk is full)
+    the kernel is compiled anew in every process (some seconds each); that is logged once and listed in `uncached`.
     """
+    compiled: Any = njit(nogil=True)(function)
     try:
-        compiled = njit(nogil=True, cache=True)(function)
+        compiled._cache = _ForgivingCache(function)  # type: ignore[no-untyped-call]  # as cache=True does
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
-        if not uncached:
-            logger.warning("no writable cache directory: kernels are compiled anew; set NUMBA_CACHE_DIR (%s)", error)
-        uncached.append(function.__qualname__)
-        compiled = njit(nogil=True)(function)
+        _report_uncached(function, error)
     return compiled
 
 
@@ -79,12 +128,18 @@ def available_threads() -> int:
 
 
 def resolve_threads(num_threads: int | None) -> int:
-    """None means every available processor; anything below 1 is an error."""
+    """The number of threads to use: as asked, but at most one per available processor, which is what None means.
+
+    More would only wait for each other, and work that keeps an array per thread would take memory for nothing.
+
+    Raises:
+        UsageError: fewer than 1.
+    """
     if num_threads is None:
         return available_threads()
     if num_threads < 1:
         raise UsageError(f"the number of threads must be at least 1, got {num_threads}")
-    return num_threads
+    return min(num_threads, available_threads())
 
 
 def _the_pool() -> ThreadPoolExecutor:

@@ -38,7 +38,8 @@ def test_pieces_cover_every_row_once(rows: int, threads: int | None) -> None:
     assert max(sizes, default=0) <= 10
 
 
-def test_pieces_run_on_as_many_threads_as_asked() -> None:
+def test_pieces_run_on_as_many_threads_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_kernels, "available_threads", lambda: 3)
     used: set[int] = set()
     together = threading.Barrier(3)
 
@@ -74,7 +75,9 @@ def test_an_error_in_any_piece_is_raised_after_all_have_stopped(threads: int) ->
 
 def test_numbers_of_threads() -> None:
     assert _kernels.resolve_threads(None) == _kernels.available_threads() >= 1
-    assert _kernels.resolve_threads(7) == 7
+    assert _kernels.resolve_threads(1) == 1
+    # No array per thread is made for threads that could only wait.
+    assert _kernels.resolve_threads(100_000) == _kernels.available_threads()
     for wrong in (0, -1):
         with pytest.raises(UsageError, match=f"at least 1, got {wrong}"):
             _kernels.run_rows(lambda *_: None, 0, num_threads=wrong)
@@ -115,6 +118,7 @@ import json, multiprocessing, os, sys
 import numpy as np
 from pi0_fast import FastTokenizer, _kernels
 
+_kernels.available_threads = lambda: 3  # also on machines with fewer
 CHUNKS = np.cumsum(np.random.default_rng(0).normal(0, 0.1, (700, 8, 3)), axis=1).astype(np.float32)
 
 def child(tok, queue):
@@ -160,6 +164,7 @@ def test_forked_and_spawned_children(tmp_path: Path) -> None:
 LOCKED = """
 import os, time, threading
 from pi0_fast import _kernels
+_kernels.available_threads = lambda: 3  # also on machines with fewer
 held, release = threading.Event(), threading.Event()
 def hold():
     with _kernels._lock:
@@ -231,3 +236,54 @@ def test_without_a_writable_cache_kernels_work_and_say_so(tmp_path: Path, writab
         assert {"quantize_rows", "dequantize_rows"} <= set(uncached)
         assert done.stderr.count("WARNING no writable cache directory") == 1
         assert "set NUMBA_CACHE_DIR" in done.stderr
+
+
+def quantize(cache: Path, before: str = "") -> tuple[list[str], str, list[Path]]:
+    """A kernel called in a process of its own: the kernels it could not keep, its stderr, the files of the cache."""
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(
+        [sys.executable, "-c", before + UNCACHED],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    _, uncached, out = json.loads(done.stdout)
+    assert out == [[10, 0, 0, 0]]
+    return uncached, done.stderr, sorted(cache.rglob("*.nb?"))
+
+
+def test_damaged_machine_code_is_deleted_and_made_anew(tmp_path: Path) -> None:
+    uncached, err, files = quantize(tmp_path)
+    assert (uncached, err) == ([], "")
+    assert {path.suffix for path in files} == {".nbi", ".nbc"}
+    whole = {path: path.read_bytes() for path in files}
+    for path, content in whole.items():
+        for damaged in (b"", content[: len(content) // 2], b"no pickle at all", content[:-1]):
+            path.write_bytes(damaged)
+            uncached, err, again = quantize(tmp_path)
+            assert uncached == []
+            assert err.count("WARNING damaged kernel cache in ") == 1, err
+            assert again == files
+        assert quantize(tmp_path)[1] == "", "the cache was not mended"
+
+
+# As on a full disk: files can be made, but not written.
+FULL_DISK = """
+import errno
+from numba.core.caching import IndexDataCacheFile
+def full(self, name, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+IndexDataCacheFile._save_data = full
+"""
+
+
+def test_a_full_disk_stops_nothing_and_leaves_no_index_to_older_code(tmp_path: Path) -> None:
+    uncached, err, files = quantize(tmp_path, FULL_DISK)
+    assert uncached == ["quantize_rows"]
+    assert err.count("WARNING no writable cache directory") == 1
+    assert "No space left on device" in err
+    assert files == []
+    assert quantize(tmp_path)[2] != []
