@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pi0_fast import FastTokenizer, TokenizerTrainingConfig, train_tokenizer
+from pi0_fast import FastTokenizer, TokenizerTrainingConfig, fit_fast_tokenizer, train_tokenizer
 from pi0_fast.cli import main
 from pi0_fast.data import LeRobotWriter
 from pi0_fast.fitting import TokenizerTrainingResult
@@ -320,13 +321,67 @@ def test_a_recording_with_nan_is_named(tmp_path: Path) -> None:
     table = pq.read_table(path)
     values = table["action"].combine_chunks().flatten().to_numpy().copy()
     values[3 * 41 + 1] = np.nan
-    import pyarrow as pa
-
     column = pa.FixedSizeListArray.from_arrays(pa.array(values), 3)
     at = table.schema.get_field_index("action")
     pq.write_table(table.set_column(at, "action", column), path)
     with pytest.raises(DatasetError, match=r"joint_1.*nan"):
         train_tokenizer(config(tmp_path / "data", tmp_path / "t", val_fraction=0.0))
+
+
+def write_scalars(root: Path, numbers: np.ndarray, dtype: str, shape: list[int]) -> None:
+    """Two episodes whose action and state are one number a frame, stored as numbers and not as lists."""
+    half = len(numbers) // 2
+    write_dataset(root, [half, half], action_size=1, state_size=1)
+    info = json.loads((root / "meta/info.json").read_text())
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    for key in ("action", "observation.state"):
+        info["features"][key] = {"dtype": dtype, "shape": shape, "names": None}
+        table = table.set_column(table.schema.get_field_index(key), key, pa.array(numbers))
+    (root / "meta/info.json").write_text(json.dumps(info))
+    pq.write_table(table, path)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("shape", [[1], []])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int8", "uint16", "bool"])
+def test_actions_of_one_number_a_frame(tmp_path: Path, dtype: str, shape: list[int], delta: bool) -> None:
+    numbers = (np.arange(80) // 5 % 2).astype(dtype)
+    write_scalars(tmp_path / "data", numbers, dtype, shape)
+    changes = {"use_delta_transform": delta, "delta_dims": "0" if delta else None}
+    result = train_tokenizer(config(tmp_path / "data", tmp_path / "t", val_fraction=0.0, **changes))
+    normalizer = result.tokenizer.normalizer
+    assert normalizer is not None
+    statistics = normalizer.statistics
+    assert statistics.max.dtype.kind == "f"
+    assert (statistics.min.tolist(), statistics.max.tolist()) == ([-1.0 if delta else 0.0], [1.0])
+    path = fit_fast_tokenizer(
+        dataset_repo_id="local/it",
+        root=tmp_path / "data",
+        cache_dir=tmp_path / "cache",
+        chunk_size=10,
+        vocab_size=256,
+        base_tokenizer_name=None,
+        normalizer=normalizer,
+    )
+    assert FastTokenizer.from_pretrained(path).action_dim == 1
+
+
+def test_an_integer_action_that_float32_cannot_hold_is_named(tmp_path: Path) -> None:
+    numbers = np.arange(80)
+    numbers[43] = 2**24 + 1
+    write_scalars(tmp_path / "data", numbers, "int64", [1])
+    with pytest.raises(DatasetError, match=r"'action' of frame 3 of episode 1 .* 16777217, .*float32.*offset"):
+        train_tokenizer(config(tmp_path / "data", tmp_path / "t", val_fraction=0.0))
+
+
+@pytest.mark.parametrize("shape", [[0], [10**12], [10**30]])
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_impossible_shapes_of_an_action(tmp_path: Path, dtype: str, shape: list[int]) -> None:
+    write_scalars(tmp_path / "data", np.arange(80), dtype, shape)
+    with pytest.raises(DatasetError, match=r"action.*shape"):
+        train_tokenizer(config(tmp_path / "data", tmp_path / "t"))
+    assert main(["inspect", "--repo_id", "a/b", "--root", str(tmp_path / "data"), "--output_dir", str(tmp_path / "r")])
 
 
 @pytest.mark.golden

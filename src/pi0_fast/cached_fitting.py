@@ -28,7 +28,7 @@ from pi0_fast.actions.report import token_statistics
 from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
 from pi0_fast.data.locate import locate_dataset
 from pi0_fast.data.reader import LeRobotReader
-from pi0_fast.dataset_chunks import vector_feature
+from pi0_fast.dataset_chunks import vector_feature, vector_values
 from pi0_fast.hub import HubError
 from pi0_fast.leader import run_once
 from pi0_fast.types import DatasetError, EpisodeRecord, TokenizerError, UsageError
@@ -260,13 +260,13 @@ class _Actions:
     def statistics_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
         """Encoded values [T, D] of all frames of all episodes."""
         for episode in self.reader.iter_episodes(self.keys[:1]):
-            yield episode.columns[self.keys[0]][:, list(self.selection.dims)]
+            yield vector_values(episode, self.keys[0])[:, list(self.selection.dims)]
 
     def chunks(self, horizon: int) -> Iterator[npt.NDArray[np.float32]]:
         """The sampled raw chunks [n, H, D], episode by episode in ascending order."""
         for episode in self.reader.iter_episodes(self.keys, self.starts):
-            states = episode.columns[self.keys[1]] if self.selection.is_delta else None
-            actions = episode.columns[self.keys[0]]
+            states = vector_values(episode, self.keys[1]) if self.selection.is_delta else None
+            actions = vector_values(episode, self.keys[0])
             yield self.selection.window_chunks(actions, states, self.starts[episode.index], horizon)
 
 

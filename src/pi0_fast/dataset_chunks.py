@@ -16,28 +16,56 @@ import numpy.typing as npt
 
 from pi0_fast.actions.chunks import ActionSelection, sample_starts, window_count
 from pi0_fast.data import LeRobotReader
+from pi0_fast.data.columns import LARGEST_EXACT
 from pi0_fast.display import warn
-from pi0_fast.types import DatasetError, Feature
+from pi0_fast.types import DatasetError, Episode, Feature
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
 
 #: Numbers in a block of chunks.
 _BLOCK_VALUES = 1 << 22
+#: Dimensions of a vector, at most: beyond this the declaration is damaged, and would fill the memory.
+_MOST_DIMS = 1 << 16
 
 
 def vector_feature(reader: LeRobotReader, key: str) -> Feature:
     """The declaration of a column that holds one vector per frame (one number counts as a vector of one).
 
     Raises:
-        DatasetError: no such column, or a column of matrices.
+        DatasetError: no such column, a column of matrices, of nothing, or of more dimensions than any robot has.
     """
     feature = reader.feature(key)
     if len(feature.shape) > 1:
         raise DatasetError(f"column {key!r} has shape {list(feature.shape)}; needed is one vector per frame")
     if len(feature.shape) == 0:
         return Feature(feature.key, feature.dtype, (1,), feature.names)
+    if not 1 <= feature.shape[0] <= _MOST_DIMS:
+        raise DatasetError(
+            f"column {key!r} of {reader.root} is declared with shape {list(feature.shape)}; needed is one vector per "
+            f"frame, of 1 to {_MOST_DIMS} dimensions: correct meta/info.json, or choose another column"
+        )
     return feature
+
+
+def vector_values(episode: Episode, key: str) -> FloatArray:
+    """A column of an episode as vectors float32 [T, D], whatever its dtype: booleans are 0 and 1.
+
+    The reader delivers columns of one integer a frame as int64 [T], because most of them are indices.
+
+    Raises:
+        DatasetError: an integer that float32 cannot hold.
+    """
+    values = episode.columns[key]
+    if values.ndim == 2:
+        return values
+    large = np.flatnonzero((values > LARGEST_EXACT) | (values < -LARGEST_EXACT))
+    if large.size:
+        raise DatasetError(
+            f"column {key!r} of frame {large[0]} of episode {episode.index} holds the integer {values[large[0]]}, "
+            "which float32 cannot hold exactly; subtract an offset from the column, or choose another"
+        )
+    return values.astype(np.float32)[:, np.newaxis]
 
 
 @dataclass(frozen=True)
@@ -123,8 +151,8 @@ class DatasetChunks:
         relative = self.selection.is_delta
         keys = [self._action_key, self._state_key] if relative else [self._action_key]
         for episode in self.reader.iter_episodes(keys, indices):
-            states = episode.columns[self._state_key] if relative else None
-            actions = episode.columns[self._action_key]
+            states = vector_values(episode, self._state_key) if relative else None
+            actions = vector_values(episode, self._action_key)
             self._check_finite(episode.index, self._action_key, actions, self.selection.dims)
             if states is not None:
                 self._check_finite(episode.index, self._state_key, states, self.selection.delta_state_dims)

@@ -84,3 +84,13 @@ def test_a_null_before_a_slice_is_no_fault_of_the_slice() -> None:
 def test_floats_are_no_integers() -> None:
     with pytest.raises(ColumnFault, match="float, not integers"):
         integer_values(pa.array([1.0], pa.float32()))
+
+
+def test_unsigned_integers_beyond_int64_are_named() -> None:
+    with pytest.raises(ColumnFault, match="18446744073709551615, which int64 cannot hold") as caught:
+        integer_values(pa.array([1, 2**64 - 1], pa.uint64()))
+    assert caught.value.row == 1
+    with pytest.raises(ColumnFault, match="9223372036854775808, which int64 cannot hold") as caught:
+        float_rows(pa.array([[1, 2], [3, 2**63]], pa.list_(pa.uint64())), 2)
+    assert caught.value.row == 1
+    np.testing.assert_array_equal(integer_values(pa.array([2**63 - 1], pa.uint64())), [2**63 - 1])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-_LARGEST_EXACT = 2**24  # float32 holds every integer up to here
+LARGEST_EXACT = 2**24  # float32 holds every integer up to here
 
 
 class ColumnFault(Exception):
@@ -34,8 +34,8 @@ def float_rows(array: Any, width: int) -> np.ndarray:
     if pa.types.is_floating(kind):
         flat = values.to_numpy(zero_copy_only=False)
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        flat = values.cast(pa.int64()).to_numpy(zero_copy_only=False)
-        large = np.flatnonzero((flat > _LARGEST_EXACT) | (flat < -_LARGEST_EXACT))
+        flat = _int64(values, width)
+        large = np.flatnonzero((flat > LARGEST_EXACT) | (flat < -LARGEST_EXACT))
         if large.size:
             row = int(large[0]) // width
             raise ColumnFault(f"holds the integer {flat[large[0]]}, which float32 cannot hold exactly", row)
@@ -49,6 +49,17 @@ def integer_values(array: Any) -> np.ndarray:
     values = _flat_values(array, 1)
     if not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         raise ColumnFault(f"holds {values.type}, not integers as declared")
+    return _int64(values, 1)
+
+
+def _int64(values: Any, width: int) -> np.ndarray:
+    """Integers or booleans, `width` a row, as int64."""
+    if pa.types.is_uint64(values.type):
+        # The cast itself would refuse these, without the row.
+        flat = values.to_numpy(zero_copy_only=False)
+        large = np.flatnonzero(flat > np.uint64(np.iinfo(np.int64).max))
+        if large.size:
+            raise ColumnFault(f"holds the integer {flat[large[0]]}, which int64 cannot hold", int(large[0]) // width)
     return np.asarray(values.cast(pa.int64()).to_numpy(zero_copy_only=False))
 
 
