@@ -353,7 +353,7 @@ def test_a_directory_is_read_without_hub_torch_and_network(tmp_path: Path) -> No
 
 
 def test_opening_a_dataset_finishes_the_swap(tmp_path: Path) -> None:
-    build_v2(tmp_path / ".d.new", random_episodes([3]))
-    build_v2(tmp_path / ".d.old", random_episodes([4]))
+    build_v2(tmp_path / ".d.pi0-fast-new", random_episodes([3]))
+    build_v2(tmp_path / ".d.pi0-fast-old", random_episodes([4]))
     assert open_dataset("local/d", root=tmp_path / "d").total_frames == 3
     assert [path.name for path in tmp_path.iterdir()] == ["d"]

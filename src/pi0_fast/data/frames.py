@@ -7,17 +7,18 @@ reader's business.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pi0_fast.data.columns import ColumnFault, float_rows, integer_values
 from pi0_fast.data.metadata import parquet_errors
+from pi0_fast.data.rounding import Rounding
 from pi0_fast.types import DatasetError, Episode, Feature
 
 _SCAN_ROWS = 1 << 16
@@ -82,15 +83,17 @@ class FrameFile:
                     f"{sum(lengths.values())} in the metadata)"
                 )
 
-    def episode(self, index: int, features: Mapping[str, Feature]) -> Episode:
+    def episode(self, index: int, features: Mapping[str, Feature], roundings: Mapping[str, Rounding]) -> Episode:
         """The columns of one episode, copied out of the file; quick when called in the order of the file.
+
+        What float64 loses on the way to float32 is added to `roundings`, which has one for each key.
 
         Raises:
             DatasetError: the file is damaged, or a column is ragged, null, not numeric or of another width
                 than declared.
         """
         start, stop = self.rows.get(index, (0, 0))
-        columns = {key: _empty(features[key], stop - start) for key in self._keys}
+        columns: dict[str, np.ndarray] = {}
         row = start
         while row < stop:
             batch, offset = self._batch_at(row)
@@ -99,15 +102,22 @@ class FrameFile:
                 piece = batch.column(key).slice(offset, count)
                 frame = row - start
                 try:
-                    _fill(columns[key][frame : frame + count], piece, features[key])
+                    values = _values(piece, features[key])
                 except ColumnFault as fault:
                     where = f" of frame {frame + fault.row}" if fault.row is not None else ""
                     raise DatasetError(
                         f"{self.path}: column {key}{where} of episode {index} {fault}; correct the file, or "
                         "choose another column"
                     ) from fault
+                if key not in columns:  # not before the first values: a damaged width would fill the memory
+                    columns[key] = _empty(features[key], stop - start)
+                part = columns[key][frame : frame + count]
+                with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the normaliser reports
+                    part[:] = values
+                if values.dtype == np.float64:
+                    roundings[key].add(values, part, index)
             row += count
-        return Episode(index, columns)
+        return Episode(index, {key: columns.get(key, _empty(features[key], 0)) for key in self._keys})
 
     def _missing_columns(self) -> None:
         present = self._file.schema_arrow.names
@@ -189,19 +199,17 @@ class FrameFile:
 
 def is_integer_scalar(feature: Feature) -> bool:
     """Whether a column is delivered as int64 [T] rather than as float32 [T, D]."""
-    one = int(np.prod(feature.shape)) == 1 and len(feature.shape) <= 1
+    one = math.prod(feature.shape) == 1 and len(feature.shape) <= 1
     return one and feature.dtype.startswith(("int", "uint", "bool"))
 
 
 def _empty(feature: Feature, length: int) -> np.ndarray:
     if is_integer_scalar(feature):
         return np.empty(length, dtype=np.int64)
-    return np.empty((length, int(np.prod(feature.shape))), dtype=np.float32)
+    return np.empty((length, math.prod(feature.shape)), dtype=np.float32)
 
 
-def _fill(out: np.ndarray, piece: pa.Array, feature: Feature) -> None:
+def _values(piece: Any, feature: Feature) -> np.ndarray:
     if is_integer_scalar(feature):
-        out[:] = integer_values(piece)
-        return
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes inf, which the normaliser reports
-        out[:] = float_rows(piece, out.shape[1])
+        return integer_values(piece)
+    return float_rows(piece, math.prod(feature.shape))

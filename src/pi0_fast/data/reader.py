@@ -18,6 +18,7 @@ from pi0_fast.data.fingerprint import column_digest
 from pi0_fast.data.frames import FrameFile
 from pi0_fast.data.locate import locate_dataset
 from pi0_fast.data.metadata import IMAGE_DTYPES, read_metadata, read_statistics
+from pi0_fast.data.rounding import Rounding
 from pi0_fast.types import DatasetError, Episode, EpisodeRecord, Feature
 
 
@@ -99,6 +100,7 @@ class LeRobotReader:
         for record in self.episodes:
             self._lengths_of_file.setdefault(self._files[record.index], {})[record.index] = record.length
         self._checked: dict[str, dict[int, tuple[int, int]]] = {}
+        self._roundings: dict[str, Rounding] = {}
         self._statistics: dict[str, dict[str, np.ndarray]] | None = None
 
     def __repr__(self) -> str:
@@ -152,7 +154,8 @@ class LeRobotReader:
 
         Keys, episodes and the presence of the files are checked here, before the first episode is read. Each
         file is checked against the metadata when it is opened: number of frames of each of its episodes,
-        order of the frames. Values are not checked for NaN and infinity.
+        order of the frames. Values are not checked for NaN and infinity. float64 columns that lose much of their
+        range when they become float32 are named in a warning of the log, when the reading ends.
 
         Args:
             keys: columns to read. Float columns come as C-contiguous float32 [T, D] (scalars [T, 1]), columns
@@ -207,10 +210,18 @@ class LeRobotReader:
         return wanted
 
     def _read(self, features: dict[str, Feature], wanted: list[int]) -> Iterator[Episode]:
-        for name, indices in groupby(wanted, key=self._files.__getitem__):
-            with FrameFile(self.root / name, list(features), self._checked.get(name)) as file:
-                if name not in self._checked:
-                    file.check(self._lengths_of_file[name])
-                    self._checked[name] = file.rows
-                for index in indices:
-                    yield file.episode(index, features)
+        # Kept over readings: the more episodes were seen, the better the range is known.
+        for key, feature in features.items():
+            self._roundings.setdefault(key, Rounding(key, feature.names))
+        roundings = {key: self._roundings[key] for key in features}
+        try:
+            for name, indices in groupby(wanted, key=self._files.__getitem__):
+                with FrameFile(self.root / name, list(features), self._checked.get(name)) as file:
+                    if name not in self._checked:
+                        file.check(self._lengths_of_file[name])
+                        self._checked[name] = file.rows
+                    for index in indices:
+                        yield file.episode(index, features, roundings)
+        finally:
+            for rounding in roundings.values():
+                rounding.tell()
