@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -200,7 +201,133 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     )
     os.close(write)
     assert done.stderr == b""
-    assert done.returncode == 1
+    assert done.returncode == 0
+
+
+# --- streams that are closed, broken, or speak another encoding -----------------------------------
+
+# The command line with a piece of work that prints everything a fit prints.
+WORK = """
+import sys
+from types import ModuleType, SimpleNamespace
+from pi0_fast import display
+from pi0_fast.cli import main
+
+def train_tokenizer(config):
+    display.say("dataset \\u65e5\\u672c \\x1b[31m of " + config.repo_id)
+    display.warn("dimension \\u65e5 is constant")
+    with display.progress("fitting", 3, "merges") as advance:
+        advance()
+    display.say("saved")
+    open(sys.argv[1], "w").close()
+    return SimpleNamespace(tables=lambda: [("Errors", [["\\u65e5\\x1b[2J\\nx", 0.5]], ["joint", "mean"])])
+
+stand_in = ModuleType("pi0_fast.fitting")
+stand_in.train_tokenizer = train_tokenizer
+sys.modules["pi0_fast.fitting"] = stand_in
+sys.exit(main(["train-tokenizer", "--repo_id", "a/b"]))
+"""
+
+
+def shell(tmp_path: Path, redirection: str, **environment: str) -> tuple[int, str, str]:
+    """Status, stdout and stderr of the work with its streams redirected; it has always been finished."""
+    marker = tmp_path / "done"
+    done = subprocess.run(
+        ["bash", "-c", f'"$0" -c "$1" "$2" {redirection}', sys.executable, WORK, str(marker)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert marker.exists(), done.stderr
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+PROGRESS = ["warning: dimension 日 is constant", "fitting: 0/3 merges"]
+
+
+@pytest.mark.parametrize(
+    ("redirection", "status", "read"),
+    [
+        ("", 0, ("out", "err")),
+        ("2>&-", 0, ("out",)),
+        (">&-", 0, ("err",)),
+        (">&- 2>&-", 0, ()),
+        ("<&- >&- 2>&-", 0, ()),
+        ("2>/dev/full", 0, ("out",)),
+        ("2> >(head -1 >/dev/null)", 0, ("out",)),
+        ("> >(true)", 0, ("err",)),
+        (">/dev/full", 1, ("err",)),
+    ],
+)
+def test_no_stream_stops_the_work(tmp_path: Path, redirection: str, status: int, read: tuple[str, ...]) -> None:
+    code, out, err = shell(tmp_path, redirection, PYTHONUTF8="1")
+    assert code == status
+    if "out" in read:
+        assert out.splitlines()[:3] == ["dataset 日本 \\x1b[31m of a/b", "saved", "Errors"]
+    else:
+        assert out == ""
+    if "err" in read:
+        lines = err.splitlines()
+        assert lines[:2] == PROGRESS
+        assert lines[2].startswith("fitting: 1/3 merges, done in ")
+        rest = ["pi0-fast: error: done, but its output could not be printed: [Errno 28] No space left on device"]
+        assert lines[3:] == (rest if status else [])
+    else:
+        assert err == ""
+
+
+@pytest.mark.parametrize("command", [["--help"], ["--version"], ["train-tokenizer", "--help"], ["nonsense"]])
+def test_help_without_streams(command: list[str]) -> None:
+    arguments = ["bash", "-c", '"$0" -m pi0_fast.cli "$@" >&- 2>&-', sys.executable, *command]
+    done = subprocess.run(arguments, capture_output=True, check=False)
+    assert done.returncode == (2 if command == ["nonsense"] else 0)
+
+
+@pytest.mark.parametrize(
+    ("environment", "shown"),
+    [
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}, "\\u65e5"),
+        ({"PYTHONIOENCODING": "latin-1"}, "\\u65e5"),
+        ({"PYTHONIOENCODING": "utf-8"}, "日"),
+    ],
+)
+def test_what_an_encoding_lacks_is_escaped_and_so_are_control_characters(
+    tmp_path: Path, environment: dict[str, str], shown: str
+) -> None:
+    code, out, err = shell(tmp_path, "", **environment)
+    assert code == 0
+    assert f"dataset {shown}" in out
+    assert "\\x1b[31m of a/b" in out
+    # As long as a row of the table can be cut at a newline, a name could forge rows.
+    assert re.search(re.escape(f"{shown}\\x1b[2J\\nx") + "[ |]+0.5", out)
+    assert f"dimension {shown} is constant" in err
+    assert "\x1b" not in out + err
+
+
+def test_errors_and_tracebacks_show_control_characters(
+    fit: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(DatasetError("column \x1b]0;title\x07 is damaged"))
+    assert main([*MINIMAL, "--debug"]) == 1
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert err.splitlines()[-1] == "pi0-fast: error: column \\x1b]0;title\\x07 is damaged"
+
+
+def test_a_broken_connection_is_not_a_reader_that_left(
+    fit: Callable[..., list[Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    assert main(MINIMAL) == 1
+    assert one_line(capsys.readouterr().err) == "[Errno 32] Broken pipe"
+
+
+def test_streams_are_put_back(fit: Callable[..., list[Any]]) -> None:
+    fit()
+    before = sys.stdout, sys.stderr, sys.stdout.errors
+    assert main(MINIMAL) == 0
+    assert (sys.stdout, sys.stderr, sys.stdout.errors) == before
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train-tokenizer", "--help"], ["train-tokenizer", "--nonsense"]])

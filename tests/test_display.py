@@ -232,3 +232,33 @@ def test_ascii_only_output_does_not_fail() -> None:
 def test_importing_display_does_not_import_rich() -> None:
     code = "import sys, pi0_fast.display; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+class Broken(Terminal):
+    """A terminal that has been hung up."""
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error", text)
+
+
+@pytest.mark.parametrize("stream", [None, Broken()])
+def test_nothing_shown_is_no_error(stream: Broken | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+    display.say("result")
+    display.warn("careful")
+    display.print_table("Errors", [["a", 1.0]], ["joint", "mean"])
+    with display.progress("fitting", 3, "merges") as advance:
+        advance()
+
+
+def test_control_characters_are_shown_on_a_terminal_too() -> None:
+    with terminal() as stream:
+        display.say("a \x1b[2Jb\x9b0mc\u202ed\n\te")
+        display.warn("x\x1b[0my")
+        display.print_table("T\x1b[2J", [["j\x1b[2J\nk"]], ["h\x07"])
+    text = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert text.startswith("a \\x1b[2Jb\\x9b0mc\\u202ed\n\te\nwarning: x\\x1b[0my\n")
+    assert ESCAPE not in text
+    assert "j\\x1b[2J\\nk" in text
+    assert "h\\x07" in text

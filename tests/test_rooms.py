@@ -16,7 +16,7 @@ ROOMS = [
     ["types"],
     ["swap", "hub", "leader"],
     ["_kernels"],
-    ["display"],
+    ["streams", "display"],
     ["parsing"],
     ["configs"],
     ["data"],

@@ -84,13 +84,15 @@ def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     Where neither the package's directory, nor the user's cache, nor NUMBA_CACHE_DIR is writable (or the disk is full)
     the kernel is compiled anew in every process (some seconds each); that is logged once and listed in `uncached`.
     """
-    compiled: Any = njit(nogil=True)(function)
+    compiled: Callable[..., Any] = njit(nogil=True)(function)
     try:
-        compiled._cache = _ForgivingCache(function)  # type: ignore[no-untyped-call]  # as cache=True does
+        cache = _ForgivingCache(function)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
         _report_uncached(function, error)
+    else:
+        vars(compiled)["_cache"] = cache  # as `cache=True` does with numba's own class
     return compiled
 
 

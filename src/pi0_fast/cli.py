@@ -1,13 +1,13 @@
 """The command `pi0-fast`: its subcommands and how they end. No logic; a subcommand parses, validates, calls.
 
 Exit status: 0 done, 1 failed (one line on stderr), 2 wrong usage (one line on stderr), 130 interrupted; a
-traceback only with `--debug`. What does the work is imported when a subcommand runs, so that help answers at
-once.
+traceback only with `--debug`. Nobody has to listen: where stdout or stderr is closed, or read no further, the
+work is done all the same and the status is 0; only where stdout cannot be written to (a full disk) is it 1, at
+the end. What does the work is imported when a subcommand runs, so that help answers at once.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from typing import Any
 from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import help_text, nearest, parse
+from pi0_fast.streams import forgiving, visible
 from pi0_fast.types import Pi0FastError, UsageError
 
 PROGRAM = "pi0-fast"
@@ -68,13 +69,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    with forgiving() as (stdout, _):
+        status = _status(arguments, debug)
+        stdout.flush()
+        # A reader that has left (`pi0-fast --help | head -1`) has seen what it wanted.
+        if status == 0 and stdout.error is not None and not isinstance(stdout.error, BrokenPipeError):
+            return _fail(f"done, but its output could not be printed: {stdout.error}", 1, debug=False)
+    return status
+
+
+def _status(arguments: list[str], debug: bool) -> int:
     try:
         _run(arguments)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read the output has left (`pi0-fast --help | head -1`); Python would complain again on exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except KeyboardInterrupt:
         return _fail("interrupted", 130, debug)
     except UsageError as error:
@@ -131,9 +137,9 @@ def _fail(message: str, status: int, debug: bool) -> int:
     if debug:
         import traceback
 
-        traceback.print_exc()
+        print(visible(traceback.format_exc()), end="", file=sys.stderr)
     line = " ".join(part.strip() for part in message.splitlines())
-    print(f"{PROGRAM}: error: {line}", file=sys.stderr)
+    print(f"{PROGRAM}: error: {visible(line)}", file=sys.stderr)
     return status
 
 

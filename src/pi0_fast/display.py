@@ -1,7 +1,8 @@
 """What people see while a command runs: lines, warnings, tables and progress.
 
 Results go to stdout, progress and warnings to stderr. Colours and bars appear only on a terminal (NO_COLOR
-removes the colours); elsewhere everything is plain text. rich is imported only when it draws something.
+removes the colours); elsewhere everything is plain text. rich is imported only when it draws something. A stream that
+is closed or broken stops no work: what it cannot take is dropped. Control characters are shown, never sent.
 Left out: log files, levels of verbosity, two progress bars at once.
 """
 
@@ -13,7 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
+
+from pi0_fast.streams import ForgivingStream, visible
 
 _PLAIN_WIDTH = 100
 _SECONDS_BETWEEN_LINES = 10.0
@@ -23,15 +26,15 @@ Advance = Callable[..., None]
 
 def say(text: str) -> None:
     """One line (or several) of a command's result on stdout."""
-    print(text, flush=True)
+    _print(text, sys.stdout)
 
 
 def warn(text: str) -> None:
     """A warning on stderr, yellow on a terminal."""
-    line = f"warning: {text}"
+    line = f"warning: {visible(text)}"
     if _draws_on(sys.stderr) and not os.environ.get("NO_COLOR"):
         line = f"\x1b[33m{line}\x1b[0m"
-    print(line, file=sys.stderr, flush=True)
+    _print(line, sys.stderr, escape=False)
 
 
 def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
@@ -56,22 +59,29 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
             raise ValueError(f"table {title!r}: a row has {len(row)} cells for {len(headers)} headers: {row}")
     terminal = _draws_on(sys.stdout)
     console = Console(
-        file=sys.stdout, force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
+        file=_forgiving(sys.stdout), force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
     # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=Text(visible(title, one_line=True)),
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+    )
     for position, header in enumerate(headers):
         numeric = bool(texts) and all(_is_number(row[position]) for row in texts)
-        table.add_column(Text(header), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(visible(header, one_line=True)), justify="right" if numeric else "left", overflow="fold")
     for row in texts:
         table.add_row(*map(Text, row))
     with console.capture() as drawn:
         console.print(table)
-    say("\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n")))  # rich pads every line
+    lines = "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))  # rich pads every line
+    _print(lines, sys.stdout, escape=False)  # the cells are escaped already, and rich's own colours must not be
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else visible(str(value), one_line=True)
 
 
 def _is_number(text: str) -> bool:
@@ -130,9 +140,9 @@ def _bar(title: str, total: int | None, unit: str) -> Iterator[Advance]:
         TimeRemainingColumn(),
     )
     # rich would send what is printed to stdout to the bar's terminal as well, away from a pipe or a file.
-    console = Console(file=sys.stderr, force_terminal=True)
-    with Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bars:
-        task = bars.add_task(title, total=total, unit=unit)
+    console = Console(file=_forgiving(sys.stderr), force_terminal=True)
+    with Progress(*columns, console=console, redirect_stdout=ForgivingStream(sys.stdout).isatty()) as bars:
+        task = bars.add_task(visible(title), total=total, unit=unit)
 
         def advance(n: int = 1) -> None:
             bars.advance(task, n)
@@ -167,13 +177,24 @@ def _lines(title: str, total: int | None, unit: str) -> Iterator[Advance]:
 
 
 def _line(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    _print(text, sys.stderr)
+
+
+def _print(text: str, stream: TextIO | None, *, escape: bool = True) -> None:
+    """Lines on a stream, or nowhere: see `ForgivingStream`, which the command line keeps for its exit status."""
+    forgiving = ForgivingStream(stream)
+    forgiving.write((visible(text) if escape else text) + "\n")
+    forgiving.flush()
+
+
+def _forgiving(stream: TextIO | None) -> TextIO:
+    return cast(TextIO, ForgivingStream(stream))
 
 
 def _now() -> float:
     return time.monotonic()
 
 
-def _draws_on(stream: TextIO) -> bool:
+def _draws_on(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal that understands colours and cursor movement."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return ForgivingStream(stream).isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
