@@ -354,7 +354,7 @@ def test_a_partial_directory_is_not_taken_for_a_finished_one(
         (path / "tokenizer.json").write_bytes(text[: len(text) // 2])
     else:
         (path / lost).unlink()
-    (tmp_path / f".{path.name}.tmp-0123456789ab").mkdir()  # of a process that was killed while it wrote
+    (tmp_path / f".{path.name}.pi0-fast-tmp-0-1-2").mkdir()  # of a process that was killed while it wrote
     assert fit(dataset, tmp_path) == path
     assert {name.relative_to(path): name.read_bytes() for name in path.rglob("*") if name.is_file()} == whole
     assert "is not used, but fitted again" in caplog.text

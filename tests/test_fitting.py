@@ -271,6 +271,38 @@ def test_a_failed_or_refused_command_leaves_the_old_tokenizer(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("/proc", "mount point"),
+        ("file/x", "is no directory"),
+        ("dangling", "is a link to"),
+        ("n" * 240, "File name too long"),
+        (".", "working directory"),
+    ],
+)
+def test_an_impossible_place_is_refused_before_the_work(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, message: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pi0_fast.fitting.open_dataset", None)
+    with pytest.raises(UsageError, match=f"--output_dir: .*{message}"):
+        train_tokenizer(config(dataset, Path(place), overwrite=True))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_an_interrupted_save_counts_as_a_tokenizer(dataset: Path, tmp_path: Path) -> None:
+    """A run without --overwrite does not replace what loading would restore."""
+    new = train_tokenizer(config(dataset, tmp_path / ".t.pi0-fast-new")).tokenizer
+    (tmp_path / ".t.pi0-fast-old").mkdir()
+    with pytest.raises(UsageError, match="--overwrite"):
+        train_tokenizer(config(dataset, tmp_path / "t"))
+    assert FastTokenizer.from_pretrained(tmp_path / "t") == new
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 def test_clipping_is_told_apart_from_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Frames that quantiles cut off: a warning that names MIN_MAX, which then cuts nothing off."""
     write_dataset(tmp_path / "data", [60, 60, 60])

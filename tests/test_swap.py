@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.swap import check_place, finish_interrupted_swap, install_directory, temporary_sibling
 
 # Kills itself before the n-th call of os.rename or shutil.rmtree in install_directory.
 KILLED = """
@@ -51,9 +51,7 @@ def test_a_kill_at_any_step(tmp_path: Path, calls: int, survivor: str) -> None:
     assert (target / "file").read_text() == survivor
     install_directory(fill(temporary_sibling(target), "third"), target)
     assert (target / "file").read_text() == "third"
-    left = [path.name for path in tmp_path.iterdir() if path != target]
-    assert all(name.startswith(".d.tmp-") for name in left)
-    assert len(left) == (1 if calls == 0 else 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]  # nor is the temporary of the dead process left
 
 
 def test_a_new_directory_needs_no_old_one(tmp_path: Path) -> None:
@@ -89,3 +87,131 @@ def test_a_link_is_kept_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "disk" / "d" / "file").read_text() == "new"
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["d", "disk", "file", "link"]
+
+
+def test_neighbours_of_similar_names_stay(tmp_path: Path) -> None:
+    target = fill(tmp_path / "d", "old")
+    others = [fill(tmp_path / name, name) for name in (".d.old", ".d.new", ".d.tmp-0123", ".d.pi0-fast-tmp-mine")]
+    install_directory(fill(temporary_sibling(target), "new"), target)
+    assert (target / "file").read_text() == "new"
+    assert [(other / "file").read_text() for other in others] == [other.name for other in others]
+    target.rename(tmp_path / "elsewhere")
+    assert not finish_interrupted_swap(target)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", [".d.pi0-fast-new", ".d.pi0-fast-old"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_a_swap_did_not_make_is_in_its_way(tmp_path: Path, name: str, kind: str) -> None:
+    target = fill(tmp_path / "d", "old")
+    precious = fill(tmp_path / "precious", "mine")
+    if kind == "file":
+        (tmp_path / name).write_text("mine")
+    else:
+        (tmp_path / name).symlink_to(precious)
+    with pytest.raises(FileExistsError, match=f"{name} is in the way"):
+        install_directory(fill(temporary_sibling(target), "new"), target)
+    assert (target / "file").read_text() == "old"
+    assert (precious / "file").read_text() == "mine"
+    assert os.path.lexists(tmp_path / name)
+
+
+def test_the_only_copy_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where only the old one is left, a swap that fails later still leaves it."""
+    fill(tmp_path / ".d.pi0-fast-old", "old")
+    target = tmp_path / "d"
+    temporary = fill(temporary_sibling(target), "new")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        install_directory(temporary, target)
+    assert (target / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o2775])
+def test_permissions_stay(tmp_path: Path, mode: int) -> None:
+    target = fill(tmp_path / "d", "old")
+    target.chmod(mode)
+    temporary = temporary_sibling(target)
+    assert temporary.stat().st_mode & 0o7777 == mode  # from the first moment
+    temporary.chmod(0o755)
+    install_directory(fill(temporary, "new"), target)
+    assert target.stat().st_mode & 0o7777 == mode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may give a directory to another user")
+def test_the_owner_stays(tmp_path: Path) -> None:
+    target = fill(tmp_path / "d", "old")
+    os.chown(target, 1234, 2345)
+    install_directory(fill(temporary_sibling(target), "new"), target)
+    assert (target.stat().st_uid, target.stat().st_gid) == (1234, 2345)
+
+
+def test_temporaries_of_dead_processes_go_and_others_stay(tmp_path: Path) -> None:
+    target = tmp_path / "d"
+    mine = temporary_sibling(target)
+    code = (
+        "import sys; from pathlib import Path; from pi0_fast.swap import *; print(temporary_sibling(Path(sys.argv[1])))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(target)], capture_output=True, text=True, check=True)
+    dead = fill(Path(done.stdout.strip()), "half")
+    assert dead.is_dir()
+    machine, process, number = mine.name.removeprefix(".d.pi0-fast-tmp-").split("-")
+    elsewhere = tmp_path / dead.name.replace(machine, "00000000")
+    elsewhere.mkdir()
+    other = tmp_path / dead.name.replace(".d.", ".e.")
+    other.mkdir()
+    assert process == str(os.getpid())
+    assert len(number) == 8
+    again = temporary_sibling(target)
+    assert sorted(tmp_path.iterdir()) == sorted([mine, again, elsewhere, other])
+
+
+# --- impossible places ----------------------------------------------------------------------------------------------
+
+
+def test_possible_places_leave_nothing_behind(tmp_path: Path) -> None:
+    fill(tmp_path / "d", "old")
+    (tmp_path / "link").symlink_to("d")
+    for place in ("d", "link", "new", "a/b/c"):
+        check_place(tmp_path / place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d", "link"]
+    assert (tmp_path / "d" / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("file", "exists and is no directory"),
+        ("file/x", "file is no directory"),
+        ("file/x/y", "file is no directory"),
+        ("dangling", "is a link to .*nowhere, which is missing"),
+        ("n" * 240, "cannot be written: File name too long"),
+        ("/proc", r"is a mount point.*name a directory in it, such as /proc/"),
+        (".", "working directory .* would be deleted"),
+        ("../..", "working directory .* would be deleted"),
+    ],
+)
+def test_impossible_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str) -> None:
+    (tmp_path / "file").write_text("precious")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a" / "b" if name == "../.." else tmp_path)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(OSError, match=message) as caught:
+        check_place(Path(name))
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
+def test_a_parent_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="cannot be written: Permission denied"):
+            check_place(tmp_path / "d")
+    finally:
+        tmp_path.chmod(0o700)

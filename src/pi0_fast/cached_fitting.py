@@ -31,6 +31,7 @@ from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.dataset_chunks import vector_feature, vector_values
 from pi0_fast.hub import HubError
 from pi0_fast.leader import run_once
+from pi0_fast.swap import TEMPORARY
 from pi0_fast.types import DatasetError, EpisodeRecord, TokenizerError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -371,7 +372,7 @@ def _why_unfinished(path: Path, signature: str) -> str | None:
 
 def _remove_leftovers(path: Path) -> None:
     """Temporary directories of processes that were killed while they wrote this tokenizer. The lock is held."""
-    for leftover in path.parent.glob(f".{path.name}.tmp-*"):
+    for leftover in path.parent.glob(f".{path.name}{TEMPORARY}*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 

@@ -30,7 +30,7 @@ from pi0_fast.actions.chunks import (
     split_episodes,
     window_count,
 )
-from pi0_fast.actions.directory import REPORT_FOLDER
+from pi0_fast.actions.directory import REPORT_FOLDER, finish_interrupted_save
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
 from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
@@ -43,6 +43,7 @@ from pi0_fast.inspection import about_data, about_tokenizer, tokenizer_report, w
 from pi0_fast.reports.pictures import require_matplotlib
 from pi0_fast.reports.save import check_replaceable
 from pi0_fast.reports.tokenizer import TokenizerReport
+from pi0_fast.swap import check_place
 from pi0_fast.types import UsageError
 
 #: A share of clipped frames above this is worth a warning.
@@ -145,8 +146,11 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
 def _check_output(config: TokenizerTrainingConfig) -> None:
     """Before hours of work: is there a place for the result?"""
     path = config.output_path
-    if path.exists() and not path.is_dir():
-        raise UsageError(f"--output_dir {path} exists and is no directory")
+    try:
+        finish_interrupted_save(path)
+        check_place(path)
+    except OSError as error:
+        raise UsageError(f"--output_dir: {error.strerror or error}") from error
     if path.is_dir() and any(path.iterdir()) and not config.overwrite:
         raise UsageError(f"--output_dir {path} exists; give another one, or --overwrite to replace the tokenizer in it")
     if config.report:

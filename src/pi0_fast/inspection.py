@@ -26,6 +26,7 @@ from pi0_fast.reports.dataset import DatasetReport
 from pi0_fast.reports.pictures import require_matplotlib
 from pi0_fast.reports.save import REPORT_PAGE, Report, check_replaceable, save_report
 from pi0_fast.reports.tokenizer import ShownChunk, TokenizerReport
+from pi0_fast.swap import check_place, finish_interrupted_swap
 from pi0_fast.types import TokenizerError, UsageError
 
 #: Chunks that are measured, and that other scales are fitted on, at most.
@@ -64,6 +65,11 @@ def inspect(config: InspectConfig) -> Inspection:
     config.validate()
     require_matplotlib()
     output = config.output_path
+    try:
+        finish_interrupted_swap(output)
+        check_place(output)
+    except OSError as error:
+        raise UsageError(f"--output_dir: {error.strerror or error}") from error
     if output.is_dir() and any(output.iterdir()) and not config.overwrite:
         raise UsageError(f"--output_dir {output} exists; give another one, or --overwrite to replace the report in it")
     check_replaceable(output)

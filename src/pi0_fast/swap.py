@@ -2,49 +2,105 @@
 
 Steps of `install_directory(temporary, target)`, with the names beside `target` (`d` in the example):
 
-    1. fsync every file of the temporary, rename it to `.d.new`     the new one is complete from here on
-    2. rename `d` to `.d.old`                                       only when d exists
-    3. rename `.d.new` to `d`
-    4. delete `.d.old`
+    1. fsync every file of the temporary, rename it to `.d.pi0-fast-new`     the new one is complete from here on
+    2. rename `d` to `.d.pi0-fast-old`                                       only when d exists
+    3. rename `.d.pi0-fast-new` to `d`
+    4. bring along what was written into `.d.pi0-fast-old` meanwhile (where the caller says how), delete it
 
-A kill between 2 and 3 leaves no `d` but a complete `.d.new`; `finish_interrupted_swap` does step 3 and 4
-then. A kill before 2 leaves `d` as it was; a kill after 3 leaves `.d.old`, which the next swap deletes.
+A kill between 2 and 3 leaves no `d` but a complete `.d.pi0-fast-new`; `finish_interrupted_swap` does step 3 and 4
+then. A kill before 2 leaves `d` as it was; a kill after 3 leaves `.d.pi0-fast-old`, with which the next swap does
+step 4. Nothing but directories of these names and the temporary ones of dead processes is ever deleted.
 Two processes that write the same target at the same time are left out: the last one wins or fails.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
+import platform
+import re
 import shutil
+import stat
 import uuid
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+#: Between a target's name and what tells temporary directories apart.
+TEMPORARY = ".pi0-fast-tmp-"
+#: Called with the old directory, which is deleted next, and the new one in its place.
+BringAlong = Callable[[Path, Path], None]
 
 
 def temporary_sibling(target: Path) -> Path:
-    """Make and return an empty directory beside `target`, on the same file system."""
+    """Make and return an empty directory beside `target`, on the same file system, as private as `target`.
+
+    Temporary directories that killed processes of this machine left for the same target are removed.
+
+    Raises:
+        OSError: none can be made, or none could take the place of `target` (see `check_place`).
+    """
     target = Path(os.path.realpath(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.parent / f".{target.name}.tmp-{uuid.uuid4().hex[:12]}"
-    temporary.mkdir()
+    _refuse_impossible(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_temporaries_of_the_dead(target)
+        temporary = target.parent / f".{target.name}{TEMPORARY}{_machine()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        temporary.mkdir()
+    except OSError as error:
+        where = "" if error.filename is None else f" ({error.filename})"
+        raise OSError(error.errno, f"{target} cannot be written: {error.strerror}{where}") from error
+    _copy_access(target, temporary)
     return temporary
 
 
-def install_directory(temporary: Path, target: Path) -> None:
+def check_place(target: Path) -> None:
+    """Before the work: could `install_directory` put a directory there? Leaves nothing behind.
+
+    Raises:
+        OSError: it could not: no directory can be made beside it, it is a mount point, something else than a
+            directory, or the working directory is in it.
+    """
+    if target.is_symlink() and not target.exists():
+        raise NotADirectoryError(errno.ENOTDIR, f"{target} is a link to {os.path.realpath(target)}, which is missing")
+    if target.exists() and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{target} exists and is no directory")
+    real = Path(os.path.realpath(target))
+    missing = [parent for parent in real.parents if not parent.exists()]
+    try:
+        temporary_sibling(real).rmdir()
+    finally:
+        for parent in missing:
+            with suppress(OSError):  # not made, or used by somebody else meanwhile
+                parent.rmdir()
+
+
+def install_directory(temporary: Path, target: Path, bring_along: BringAlong | None = None) -> None:
     """Move the complete directory `temporary` to `target`, replacing what is there; see the steps above.
+
+    The new directory gets the permissions of the old one (and stays writable for its owner), and its owner where the
+    system allows that.
 
     Raises:
         OSError: a rename or a write failed; `target` is as it was, or `finish_interrupted_swap` mends it.
     """
     target = Path(os.path.realpath(target))
     new, old = _names(target)
-    finish_interrupted_swap(target)
-    for leftover in (new, old):
-        if leftover.exists():
-            shutil.rmtree(leftover)
+    _refuse_impossible(target)
+    finish_interrupted_swap(target, bring_along)
+    if _is_own(old):
+        if target.exists():
+            _finish_old(old, target, bring_along)
+        else:
+            os.rename(old, target)
+    if _is_own(new):
+        shutil.rmtree(new)
     for path in [*temporary.rglob("*"), temporary]:
         # Links may lead nowhere, and opening a pipe would wait for its other end: neither has anything to write out.
         if not path.is_symlink() and (path.is_file() or path.is_dir()):
             _fsync(path)
+    _copy_access(target, temporary)
     os.rename(temporary, new)
     try:
         if target.exists():
@@ -54,18 +110,29 @@ def install_directory(temporary: Path, target: Path) -> None:
         raise
     _rename_unless_done(new, target)
     _fsync(target.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    _finish_old(old, target, bring_along)
 
 
-def finish_interrupted_swap(target: Path) -> bool:
+def finish_interrupted_swap(target: Path, bring_along: BringAlong | None = None) -> bool:
     """Finish what a killed `install_directory` left between steps 2 and 3; True when there was anything."""
     target = Path(os.path.realpath(target))
     new, old = _names(target)
     if target.exists() or not (new.is_dir() and old.is_dir()):
         return False
     _rename_unless_done(new, target)
-    shutil.rmtree(old, ignore_errors=True)
+    _finish_old(old, target, bring_along)
     return True
+
+
+def _finish_old(old: Path, target: Path, bring_along: BringAlong | None) -> None:
+    """Step 4. The old directory stays when something in it cannot be brought along."""
+    if not old.is_dir():
+        return
+    if bring_along is not None:
+        bring_along(old, target)
+    with suppress(OSError):  # of another owner; what cannot be deleted stays for the next swap
+        os.chmod(old, 0o700)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _rename_unless_done(new: Path, target: Path) -> None:
@@ -78,7 +145,93 @@ def _rename_unless_done(new: Path, target: Path) -> None:
 
 
 def _names(target: Path) -> tuple[Path, Path]:
-    return target.parent / f".{target.name}.new", target.parent / f".{target.name}.old"
+    return target.parent / f".{target.name}.pi0-fast-new", target.parent / f".{target.name}.pi0-fast-old"
+
+
+def _is_own(leftover: Path) -> bool:
+    """Whether an earlier swap left this directory; anything else of that name is in the way."""
+    if leftover.is_symlink() or (leftover.exists() and not leftover.is_dir()):
+        raise FileExistsError(
+            errno.EEXIST, f"{leftover} is in the way: pi0-fast keeps only directories there; move it elsewhere"
+        )
+    return leftover.is_dir()
+
+
+def _refuse_impossible(target: Path) -> None:
+    """Places that renaming cannot replace, or must not."""
+    for parent in target.parents:
+        if parent.exists() and not parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{target} cannot be written: {parent} is no directory")
+    if _is_mount_point(target):
+        raise OSError(
+            errno.EBUSY,
+            f"{target} is a mount point, which cannot be replaced as a whole; name a directory in it, such as "
+            f"{target / 'output'}",
+        )
+    working = Path(os.path.realpath(os.getcwd()))
+    if target.exists() and (working == target or target in working.parents):
+        raise OSError(
+            errno.EBUSY,
+            f"{target} cannot be replaced, because the working directory {working} would be deleted with it; "
+            "name another directory, or change to one outside it",
+        )
+
+
+def _is_mount_point(target: Path) -> bool:
+    if os.path.ismount(target):
+        return True
+    try:  # a directory of the same file system that is bound there looks like any other
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:  # not Linux
+        return False
+    escaped = str(target).replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011").replace("\n", r"\012")
+    return any(line.split(" ")[4] == escaped for line in lines)
+
+
+def _copy_access(source: Path, destination: Path) -> None:
+    """Permissions of an existing directory, and its owner where the system allows that."""
+    try:
+        found = source.stat()
+    except FileNotFoundError:
+        return
+    made = destination.stat()
+    if (found.st_uid, found.st_gid) != (made.st_uid, made.st_gid):
+        for uid in (found.st_uid, -1):  # only the superuser may give the owner, others may give some groups
+            try:
+                os.chown(destination, uid, found.st_gid)
+                break
+            except PermissionError:
+                continue
+    os.chmod(destination, stat.S_IMODE(found.st_mode) | 0o700)
+
+
+def _machine() -> str:
+    """Tells apart machines, and containers of one machine, that share a file system: processes have other numbers."""
+    try:
+        numbering = os.readlink("/proc/self/ns/pid")
+    except OSError:  # not Linux
+        numbering = ""
+    return hashlib.sha256(f"{platform.node()} {numbering}".encode()).hexdigest()[:8]
+
+
+def _remove_temporaries_of_the_dead(target: Path) -> None:
+    if os.name != "posix":  # elsewhere signal 0 is no question
+        return
+    pattern = re.compile(re.escape(f".{target.name}{TEMPORARY}{_machine()}-") + r"(\d+)-[0-9a-f]{8}")
+    for entry in os.listdir(target.parent):
+        found = pattern.fullmatch(entry)
+        if found is not None and not _is_alive(int(found[1])):
+            shutil.rmtree(target.parent / entry, ignore_errors=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _fsync(path: Path) -> None:

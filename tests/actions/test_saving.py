@@ -31,6 +31,9 @@ STATISTICS = {
     "q99": [1, 0.1 + 0.4, 10], "max": [2, 1, 11], "mean": [0, 1 / 3, 8], "std": [1, 0.1, 2], "count": [900],
 }  # fmt: skip
 
+CYCLE: dict[str, Any] = {}
+CYCLE["itself"] = CYCLE
+
 
 def motion(rows: int = 120, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng(seed)
@@ -115,6 +118,9 @@ def test_the_vocabulary_for_people(tmp_path: Path) -> None:
     for wrong in ([1, 2], [0] * 15):
         with pytest.raises(TokenizerError, match=f"token_uses has {len(wrong)} numbers for 14 ids"):
             tok.save_pretrained(tmp_path, token_uses=wrong)
+    for bad in ([-1] + [0] * 13, [0.5] * 14, ["a"] * 14, 3, [[0]] * 14, [[0], 1], []):
+        with pytest.raises(TokenizerError, match="token_uses must be 14 whole numbers of at least 0"):
+            tok.save_pretrained(tmp_path, token_uses=bad)  # type: ignore[arg-type]
 
 
 # --- read elsewhere -----------------------------------------------------------------------------------------
@@ -250,6 +256,95 @@ def test_root_and_folder_that_contradict(saved: Path, tmp_path: Path) -> None:
         FastTokenizer.from_pretrained(saved)
 
 
+def change_files(change: str, saved: Path, other: Path) -> None:
+    """What goes wrong when files are copied or edited by hand."""
+    place = saved / "normalizer.json"
+    if change == "normaliser exchanged":
+        shutil.copyfile(other / "normalizer.json", place)
+    elif change == "normaliser deleted":
+        place.unlink()
+    elif change == "normaliser edited":
+        text = place.read_text()
+        assert "0.3333333333333333" in text  # a mean
+        place.write_text(text.replace("0.3333333333333333", "0.3333333333333334"))
+    elif change == "vocabularies exchanged":
+        for name in ("tokenizer.json", "bpe_tokenizer/tokenizer.json"):
+            shutil.copyfile(other / name, saved / name)
+    else:
+        for name in ("config.json", "processor_config.json"):
+            shutil.copyfile(other / name, saved / name)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "normaliser exchanged",
+        "normaliser deleted",
+        "normaliser edited",
+        "vocabularies exchanged",
+        "settings exchanged",
+    ],
+)
+def test_files_that_do_not_belong_together(saved: Path, tmp_path: Path, change: str) -> None:
+    statistics = STATISTICS | {"max": [3, 1, 11], "q99": [1.5, 0.5, 10]}
+    other = FastTokenizer.fit(
+        motion()[:, ::-1].copy(),
+        vocab_size=200,
+        normalizer=Normalizer.from_statistics(
+            statistics, names=["pan", "tilt", "grip"], selection=normalizer().selection
+        ),
+    )
+    other.save_pretrained(tmp_path / "other")
+    right = json.loads((saved / "config.json").read_text())
+    assert right["fingerprint"] == FastTokenizer.from_pretrained(saved).fingerprint
+    change_files(change, saved, tmp_path / "other")
+    with pytest.raises(TokenizerError, match="holds files of different tokenizers") as caught:
+        FastTokenizer.from_pretrained(saved)
+    assert str(saved) in str(caught.value)
+    assert "tokenizer.json, normalizer.json belong together" in str(caught.value)
+    assert ("there is no normalizer.json" in str(caught.value)) == (change == "normaliser deleted")
+    # Where the change is meant, there is a way to say so.
+    if "normaliser" in change:
+        del right["fingerprint"]
+        (saved / "config.json").write_text(json.dumps(right))
+        FastTokenizer.from_pretrained(saved)
+
+
+# One process saves two tokenizers in turn, until it is told to stop.
+SAVING = """
+import sys
+from pathlib import Path
+from pi0_fast import FastTokenizer
+first, second, target, stop = map(Path, sys.argv[1:])
+both = [FastTokenizer.from_pretrained(first), FastTokenizer.from_pretrained(second)]
+print("ready", flush=True)
+while not stop.exists():
+    for tokenizer in both:
+        tokenizer.save_pretrained(target)
+"""
+
+
+def test_loading_during_a_save_gives_one_of_the_two(saved: Path, tmp_path: Path) -> None:
+    bare = FastTokenizer.from_pretrained(saved)
+    bare.normalizer = None
+    bare.metadata = {"version": 2}
+    bare.save_pretrained(tmp_path / "bare")
+    expected = {FastTokenizer.from_pretrained(saved).fingerprint: 1, bare.fingerprint: 2}
+    target, stop = tmp_path / "target", tmp_path / "stop"
+    bare.save_pretrained(target)
+    arguments = [sys.executable, "-c", SAVING, str(saved), str(tmp_path / "bare"), str(target), str(stop)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        try:
+            for _ in range(60):
+                found = FastTokenizer.from_pretrained(target)
+                assert found.metadata == {"version": expected[found.fingerprint]}
+        finally:
+            stop.write_text("")
+    assert writer.returncode == 0
+
+
 # --- directories --------------------------------------------------------------------------------------------
 
 
@@ -278,6 +373,56 @@ def test_other_files_stay(saved: Path) -> None:
     assert not (saved / "normalizer.json").exists()  # it belonged to the old one
     assert not (saved / "metadata.json").exists()
     assert [path.name for path in saved.parent.iterdir()] == ["tok"]
+
+
+def test_what_is_written_during_a_save_stays(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """New and replaced files, in folders too; those of the old tokenizer and its report go."""
+    (saved / "log").write_text("early")
+    (saved / "logs").mkdir()
+    (saved / "logs" / "a").write_text("a")
+    tok = FastTokenizer.fit(motion(seed=5), vocab_size=150)
+    rename = os.rename
+
+    def late(source: Path, destination: Path) -> None:
+        if Path(source) == saved:
+            (saved / "late").write_text("late")
+            (saved / "logs" / "b").write_text("b")
+            (saved / "more" / "deep").mkdir(parents=True)
+            (saved / "more" / "deep" / "c").write_text("c")
+            (saved / "log.part").write_text("newer")
+            os.utime(saved / "log.part", ns=(2**62, 2**62))
+            os.replace(saved / "log.part", saved / "log")
+            (saved / "report").mkdir()
+            (saved / "report" / "report.json").write_text("{}")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", late)
+    tok.save_pretrained(saved)
+    assert FastTokenizer.from_pretrained(saved) == tok
+    names = ("log", "late", "logs/a", "logs/b", "more/deep/c")
+    assert [(saved / name).read_text() for name in names] == ["newer", "late", "a", "b", "c"]
+    for gone in ("report", "normalizer.json", "metadata.json"):
+        assert not (saved / gone).exists()
+    assert [path.name for path in saved.parent.iterdir()] == ["tok"]
+
+
+def test_the_working_directory_is_not_deleted(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = contents(saved)
+    (saved / "below").mkdir()
+    for working in (saved, saved / "below"):
+        monkeypatch.chdir(working)
+        with pytest.raises(OSError, match=r"tok cannot be replaced, because the working directory .* name another"):
+            fitted().save_pretrained(saved)
+    assert contents(saved) == before
+    assert [path.name for path in saved.parent.iterdir()] == ["tok"]
+
+
+@pytest.mark.parametrize("wrong", [None, 7, b"tok", "a\0b", ["x"]])
+def test_what_is_no_path(wrong: Any) -> None:
+    with pytest.raises(TokenizerError, match="must be a path, not"):
+        FastTokenizer.from_pretrained(wrong)
+    with pytest.raises(TokenizerError, match="must be a path, not"):
+        fitted().save_pretrained(wrong)
 
 
 def test_a_link_is_followed(saved: Path) -> None:
@@ -312,10 +457,19 @@ def test_files_are_no_directories(tmp_path: Path) -> None:
         FastTokenizer.from_pretrained(tmp_path / "file")
 
 
-@pytest.mark.parametrize("metadata", [{"a": np.float32(1)}, {"a": float("nan")}, {1j: 1}])
-def test_a_failed_save_leaves_what_was_there(saved: Path, metadata: Any) -> None:
+@pytest.mark.parametrize(
+    ("metadata", "named"),
+    [
+        ({"a": np.float32(1)}, r"metadata\['a'\] \(.*float32"),
+        ({"a": {"b": [1, float("nan")]}}, r"metadata\['a'\]\['b'\]\[1\] \("),
+        ({1j: 1}, r"metadata \("),
+        ([1], "metadata must be a dictionary, not list"),
+        (CYCLE, "metadata"),
+    ],
+)
+def test_a_failed_save_leaves_what_was_there(saved: Path, metadata: Any, named: str) -> None:
     before = contents(saved)
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(TokenizerError, match=named):
         FastTokenizer.fit(motion(seed=5), vocab_size=150).save_pretrained(saved, metadata=metadata)
     assert contents(saved) == before
     assert [path.name for path in saved.parent.iterdir()] == ["tok"]

@@ -6,10 +6,14 @@ here: encoding and decoding, and the hub.
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast.actions import layout
+from pi0_fast.actions.inputs import checked_scale
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Vocabulary
 from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
@@ -30,6 +35,10 @@ METADATA = "metadata.json"
 VOCABULARY_TEXT = "vocabulary.txt"
 #: A report on the tokenizer may lie in this folder of its directory; this file shows that it is one.
 REPORT_FOLDER, REPORT = "report", "report.json"
+#: Key of config.json that holds `Saved.fingerprint`; published tokenizers have none.
+FINGERPRINT = "fingerprint"
+#: How often a directory is read that is being replaced or filled just now, and the seconds between.
+READ_TRIES, READ_PAUSE = 4, 0.05
 #: Every file that `save_directory` may write.
 FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
 #: Files that only FAST tokenizers have: ours and published ones the first, those that transformers 5 saved the second.
@@ -66,31 +75,47 @@ class Saved:
         config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
         return config
 
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits: a hash of settings, vocabulary and normaliser, without the metadata."""
+        content = {"config": self.config(), "tokenizer": self.vocabulary.to_json()}
+        if self.normalizer is not None:
+            content["normalizer"] = self.normalizer.to_json()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
 
 def save_directory(target: Path, saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
     """Write the files, all at once or not at all; other files in an existing directory stay.
 
     Raises:
-        TokenizerError: `token_uses` is not one number for each id.
+        TokenizerError: `token_uses` is not one number for each id, or JSON cannot hold the metadata.
         OSError: the files cannot be written; what was there before is unharmed.
     """
-    if token_uses is not None and len(token_uses) != saved.vocabulary.size:
-        raise TokenizerError(f"token_uses has {len(token_uses)} numbers for {saved.vocabulary.size} ids")
+    _check_contents(saved, token_uses)
     if (target.is_symlink() or target.exists()) and not target.is_dir():
-        raise NotADirectoryError(f"{target} exists and is no directory")
-    finish_interrupted_swap(target)
+        raise NotADirectoryError(errno.ENOTDIR, f"{target} exists and is no directory")
+    finish_interrupted_save(target)
     temporary = temporary_sibling(target)
     try:
         _keep_other_files(target, temporary)
         write_files(temporary, saved, token_uses)
-        install_directory(temporary, target)
+        install_directory(temporary, target, _bring_along)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
+def finish_interrupted_save(target: Path) -> bool:
+    """Finish what a killed `save_directory` left, if anything; see `swap.py`."""
+    return finish_interrupted_swap(target, _bring_along)
+
+
 def write_files(folder: Path, saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
-    """Write the files into an existing directory, one after the other."""
+    """Write the files into an existing directory, one after the other.
+
+    Raises:
+        TokenizerError: as `save_directory`.
+    """
+    _check_contents(saved, token_uses)
     vocabulary = saved.vocabulary
     bpe = folder / layout.BPE_FOLDER
     bpe.mkdir(exist_ok=True)
@@ -98,7 +123,7 @@ def write_files(folder: Path, saved: Saved, token_uses: Sequence[int] | LongArra
         saved.scale, vocabulary.size, vocabulary.min_token, saved.time_horizon, saved.action_dim
     )
     _write_json(folder / layout.PROCESSOR_CONFIG, processor)
-    _write_json(folder / layout.CONFIG, saved.config())
+    _write_json(folder / layout.CONFIG, {**saved.config(), FINGERPRINT: saved.fingerprint()})
     _write_json(folder / layout.PREPROCESSOR_CONFIG, layout.preprocessor_config())
     for place in (folder, bpe):
         _write_json(place / layout.TOKENIZER, vocabulary.to_json(), sort_keys=False)
@@ -121,12 +146,87 @@ def _vocabulary_text(vocabulary: Vocabulary, token_uses: Sequence[int] | LongArr
     return "\n".join(lines) + "\n"
 
 
+def _check_contents(saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
+    """Raise a TokenizerError on what cannot be written."""
+    if token_uses is not None:
+        size = saved.vocabulary.size
+        try:
+            counts = np.asarray(token_uses)
+        except ValueError:  # lists of different lengths
+            counts = np.empty(0)
+        if counts.ndim == 1 and counts.size not in (0, size):
+            raise TokenizerError(f"token_uses has {len(counts)} numbers for {size} ids")
+        if counts.shape != (size,) or counts.dtype.kind not in "iu" or counts.min() < 0:
+            raise TokenizerError(f"token_uses must be {size} whole numbers of at least 0, one for each id")
+    if saved.metadata is None:
+        return
+    if not isinstance(saved.metadata, Mapping):
+        raise TokenizerError(f"metadata must be a dictionary, not {type(saved.metadata).__name__}")
+    try:
+        json.dumps(saved.metadata, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        found = next(_unwritable(saved.metadata, "metadata"), "metadata")
+        raise TokenizerError(
+            f"{METADATA} cannot hold {found} ({error}); give plain Python numbers, strings, lists and dictionaries"
+        ) from error
+
+
+def _unwritable(value: Any, name: str, depth: int = 0) -> Iterator[str]:
+    """Names of the parts of a value that JSON cannot hold, such as ``metadata['a'][3]``."""
+    parts: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, dict):
+        parts = value.items()
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(value)
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        if depth < 50:  # deeper, or within itself: the outermost name must do
+            for key, part in parts:
+                yield from _unwritable(part, f"{name}[{key!r}]", depth + 1)
+        yield name
+
+
 def read_directory(folder: Path) -> Saved:
     """Read what `save_directory` wrote, or a published tokenizer (root or ``bpe_tokenizer/`` layout).
+
+    Where another process replaces the directory meanwhile, it is read again: the result is all old or all new.
 
     Raises:
         TokenizerError: missing, damaged or contradicting files (named).
     """
+    for tries_left in reversed(range(READ_TRIES)):
+        before = _identity(folder)
+        try:
+            saved = _read_once(folder)
+        except _MixedFilesError:  # perhaps being copied there just now
+            if not tries_left:
+                raise
+        except TokenizerError:
+            if not tries_left or (before is not None and _identity(folder) == before):
+                raise
+        else:
+            if not tries_left or _identity(folder) == before:
+                return saved
+        time.sleep(READ_PAUSE)
+        finish_interrupted_save(folder)
+    raise AssertionError("the last try returns or raises")
+
+
+class _MixedFilesError(TokenizerError):
+    """The files do not belong together."""
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """What changes when another directory takes the place of this one; None while there is none."""
+    try:
+        found = folder.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _read_once(folder: Path) -> Saved:
     place = folder / layout.PROCESSOR_CONFIG
     settings = _read_json(place)
     if "min_token" not in settings or "scale" not in settings:
@@ -138,7 +238,8 @@ def read_directory(folder: Path) -> Saved:
     vocab_size = _whole(settings.get("vocab_size", vocabulary.size), "vocab_size", place)
     if vocab_size < vocabulary.size:
         raise TokenizerError(f"{place} says vocab_size {vocab_size}, but the vocabulary has {vocabulary.size} ids")
-    seen = _own_config(folder, settings, vocabulary).get("coefficient_range")
+    own = _own_config(folder, settings, vocabulary)
+    seen = own.get("coefficient_range")
     if seen is not None and not (isinstance(seen, list) and len(seen) == 2):
         raise TokenizerError(f"{folder / layout.CONFIG}: coefficient_range must be two numbers, not {seen!r}")
     horizon, size = (
@@ -146,14 +247,36 @@ def read_directory(folder: Path) -> Saved:
         for name in ("time_horizon", "action_dim")
     )
     low_high = [_whole(value, "coefficient_range", folder / layout.CONFIG) for value in seen or []]
-    return Saved(
+    saved = Saved(
         vocabulary=vocabulary,
-        scale=settings["scale"],
+        scale=_scale(settings["scale"], size, place),
         time_horizon=horizon,
         action_dim=size,
         normalizer=_read_normalizer(folder / NORMALIZER),
         coefficient_range=(low_high[0], low_high[1]) if low_high else None,
         metadata=_read_json(folder / METADATA) if (folder / METADATA).is_file() else None,
+    )
+    if FINGERPRINT in own and own[FINGERPRINT] != saved.fingerprint():
+        _refuse_mixture(folder, own[FINGERPRINT], saved)
+    return saved
+
+
+def _scale(value: Any, action_dim: int | None, place: Path) -> float | list[float]:
+    try:
+        return checked_scale(value, action_dim)
+    except TokenizerError as error:
+        raise TokenizerError(f"{place}: {error}") from error
+
+
+def _refuse_mixture(folder: Path, expected: Any, saved: Saved) -> None:
+    names = [layout.PROCESSOR_CONFIG, layout.CONFIG, layout.TOKENIZER, f"{layout.BPE_FOLDER}/{layout.TOKENIZER}"]
+    together = ", ".join([*names, NORMALIZER])
+    without = "" if saved.normalizer is not None else f" (there is no {NORMALIZER})"
+    raise _MixedFilesError(
+        f"{folder} holds files of different tokenizers, or changed ones{without}: {layout.CONFIG} was saved with the "
+        f"fingerprint {expected!r}, but the files give {saved.fingerprint()!r}. {together} belong together: copy all "
+        f"of them again, or save the tokenizer anew (where the change is meant, remove {FINGERPRINT!r} from "
+        f"{layout.CONFIG})"
     )
 
 
@@ -238,18 +361,43 @@ def _keep_other_files(target: Path, temporary: Path) -> None:
     """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
     if not target.is_dir():
         return
-    ours = set(FILE_NAMES)
     folders = [target, target / layout.BPE_FOLDER]
     entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
     for entry in entries:
         name = entry.relative_to(target).as_posix()
-        if name in ours or (name == REPORT_FOLDER and (entry / REPORT).is_file()):
+        if _is_own(entry, name):
             continue
         (temporary / name).parent.mkdir(exist_ok=True)
         if entry.is_dir() and not entry.is_symlink():
             shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
         else:
             _link_or_copy(str(entry), str(temporary / name))
+
+
+def _is_own(entry: Path, name: str) -> bool:
+    """Whether this entry belongs to the tokenizer that is replaced, and goes with it."""
+    return name in FILE_NAMES or (name == REPORT_FOLDER and (entry / REPORT).is_file())
+
+
+def _bring_along(old: Path, new: Path, within: str = "") -> None:
+    """Move what was written into the old directory after `_keep_other_files`: other files, new or newer ones."""
+    with suppress(FileNotFoundError):  # a reader that finishes the same swap was faster
+        for entry in list((old / within).iterdir()):
+            name = entry.relative_to(old).as_posix()
+            if _is_own(entry, name):
+                continue
+            there = new / name
+            if entry.is_dir() and not entry.is_symlink() and there.is_dir():
+                _bring_along(old, new, name)
+            elif not os.path.lexists(there) or _is_newer(entry, there):
+                with suppress(FileNotFoundError):
+                    os.replace(entry, there)
+
+
+def _is_newer(entry: Path, there: Path) -> bool:
+    """Whether a file was replaced in the old directory after it was linked or copied to the new one."""
+    found, kept = entry.lstat(), there.lstat()
+    return not os.path.samestat(found, kept) and not there.is_dir() and found.st_mtime_ns > kept.st_mtime_ns
 
 
 def _link_or_copy(source: str, destination: str) -> None:

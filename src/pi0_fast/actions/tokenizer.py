@@ -10,9 +10,8 @@ A chunk of H = 4 steps and D = 1 dimension that stays at 0.5 has the coefficient
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
+import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,13 +27,20 @@ from pi0_fast.actions.bpe import MAX_VOCABULARY, scatter_rows
 from pi0_fast.actions.bpe_training import Corpus, PackedRows
 from pi0_fast.actions.chunks import as_numbers
 from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
-from pi0_fast.actions.directory import FILE_NAMES, SIGNATURE_FILES, Saved, read_directory, save_directory, write_files
+from pi0_fast.actions.directory import (
+    FILE_NAMES,
+    SIGNATURE_FILES,
+    Saved,
+    finish_interrupted_save,
+    read_directory,
+    save_directory,
+    write_files,
+)
 from pi0_fast.actions.inputs import ID_RANGE, as_chunks, as_rows_of_ids, checked_hold, checked_scale, scale_array
 from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
 from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
-from pi0_fast.swap import finish_interrupted_swap
 from pi0_fast.types import TokenizerError, UsageError
 
 FloatArray = npt.NDArray[np.float32]
@@ -309,10 +315,7 @@ class FastTokenizer:
     @property
     def fingerprint(self) -> str:
         """A hash of everything that decides which ids a chunk gets and what they decode to."""
-        content = {"config": self._saved().config(), "tokenizer": self.vocabulary.to_json()}
-        if self.normalizer is not None:
-            content["normalizer"] = self.normalizer.to_json()
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+        return self._saved().fingerprint()
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -661,13 +664,14 @@ class FastTokenizer:
             token_uses: how often each id occurs in the fitted chunks, for vocabulary.txt.
 
         Raises:
-            TokenizerError: `token_uses` is not one number for each id.
-            OSError: the files cannot be written; what was there before is unharmed.
+            TokenizerError: `token_uses` is not one count for each id, or JSON cannot hold the metadata.
+            OSError: the files cannot be written, or cannot take this place (a mount point, the working directory);
+                what was there before is unharmed.
         """
         saved = self._saved()
         if metadata is not None:
             saved = replace(saved, metadata=metadata)
-        save_directory(Path(directory).expanduser(), saved, token_uses)
+        save_directory(_as_path(directory), saved, token_uses)
 
     def _saved(self) -> Saved:
         return Saved(
@@ -767,9 +771,9 @@ class FastTokenizer:
             TokenizerError: missing, damaged or contradicting files (named).
             HubError: nothing of that name on the hub, access refused, or offline.
         """
-        folder = Path(directory_or_hub_id).expanduser()
-        finish_interrupted_swap(folder)
-        if not folder.is_dir():
+        folder = _as_path(directory_or_hub_id)
+        # A save that is under way leaves no directory for a moment.
+        if not (folder.is_dir() or finish_interrupted_save(folder) or folder.is_dir()):
             text = str(directory_or_hub_id)
             local = isinstance(directory_or_hub_id, Path) or text.startswith((".", "/", "~")) or folder.exists()
             if local or text.count("/") != 1:
@@ -799,6 +803,12 @@ class FastTokenizer:
             raise TokenizerError(f"{folder / layout.PROCESSOR_CONFIG}: {error}") from error
         tokenizer.metadata = None if saved.metadata is None else dict(saved.metadata)
         return tokenizer
+
+
+def _as_path(directory: Any) -> Path:
+    if not isinstance(directory, (str, os.PathLike)) or "\0" in os.fspath(directory):
+        raise TokenizerError(f"the directory of a tokenizer must be a path, not {directory!r}")
+    return Path(directory).expanduser()
 
 
 def _mode_hint(normalizer: Normalizer | None) -> str:
