@@ -27,6 +27,8 @@ _BARRIER = np.uint32(0xFFFF)
 _HEAVY = 200_000
 #: A thread takes room for rows that outgrow their place this many rows at a time, or this part of the arena if more.
 _RESERVED_ROWS, _RESERVED_SHARE = 8, 512
+#: Pairs wait aside until no pair of this many times their count is left.
+_THRESHOLD_STEP = 8
 #: Won pairs that one pass may note, once the list has grown; 16 bytes each.
 _LONGEST_FOUND = 1 << 20
 
@@ -355,6 +357,13 @@ def _merge_rows(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def _copy_rows(source, source_start, length, target, target_start):  # type: ignore[no-untyped-def]
+    for w in range(len(length)):
+        for i in range(length[w]):
+            target[target_start[w] + i] = source[source_start[w] + i]
+
+
+@kernel
 def _change_counts(changes, a, b, new, keys, used, counts, filled):  # type: ignore[no-untyped-def]
     """Add `changes` to the table of pair counts and set them to zero; filled[0] is the number of pairs in the table."""
     for side in range(4):
@@ -471,10 +480,12 @@ class _Trainer:
         self.used = int(lengths.sum(dtype=np.int64))
         self.arena = arena
         self.counts = _CountTable()
-        self.rows_of: list[IntArray] = []
-        self.queue: list[tuple[int, int, int]] = []  # (-count, left << 16 | right, index into rows_of)
-        #: Pairs too rare to be merged, as (pairs, counts, rows, ends); None once they wait in the queue like others.
-        self._rare: list[tuple[PackedArray, npt.NDArray[np.int64], IntArray, npt.NDArray[np.int64]]] | None = []
+        self.rows_of: dict[int, IntArray] = {}
+        self._serial = 0
+        self.queue: list[tuple[int, int, int]] = []  # (-count, left << 16 | right, key of rows_of)
+        #: Pairs below this count when they were won wait in `_aside`, as (pairs, counts, rows, ends), not in the queue.
+        self._threshold = self.min_frequency
+        self._aside: list[tuple[PackedArray, npt.NDArray[np.int64], IntArray, npt.NDArray[np.int64]]] = []
         self._workspaces = [self._workspace() for _ in range(threads)]
         #: Where each thread puts rows that outgrow their place: begin and end in the arena.
         self._reserves = np.zeros((threads, 2), np.int64)
@@ -504,11 +515,18 @@ class _Trainer:
         rows = np.empty(int(ends[-1]) if len(ends) else 0, np.int32)
         _list_rows(self.arena, self.start, self.length, keys, used, last, place, rows)
         self.counts = _CountTable(keys, used, counts)
+        self._threshold = max(self.min_frequency, int(counts[slots].max(initial=0)) // _THRESHOLD_STEP)
         self._enqueue(keys[slots], counts[slots], rows, ends)
 
     def next_pair(self) -> tuple[int, int, IntArray] | None:
         """The most frequent pair (of equals the smallest), with rows that have it; None when none is worth it."""
-        while self.queue:
+        while True:
+            if not self.queue or -self.queue[0][0] < self._threshold:
+                if self._threshold <= self.min_frequency and not self.queue:
+                    return None
+                if self._threshold > self.min_frequency:
+                    self._lower_threshold(max(self.min_frequency, self._threshold // _THRESHOLD_STEP))
+                    continue
             negative, key, index = heapq.heappop(self.queue)
             count = self.counts.get(key)
             if count != -negative:  # outdated: put back where it belongs now
@@ -516,10 +534,7 @@ class _Trainer:
                 continue
             if count < self.min_frequency:
                 return None
-            rows = self.rows_of[index]
-            self.rows_of[index] = np.empty(0, np.int32)  # never asked for again
-            return key >> 16, key & 0xFFFF, rows
-        return None
+            return key >> 16, key & 0xFFFF, self.rows_of.pop(index)
 
     def merge(self, a: int, b: int, new: int, rows: IntArray) -> None:
         """Replace (a, b) by `new` in `rows`, and bring counts and queue up to date."""
@@ -556,14 +571,24 @@ class _Trainer:
     def _fill_reserves(self, parts: int) -> None:
         """Give every thread at work room for at least one more row; what is left of its old piece is given up."""
         needed = 2 * self.row_length + 8  # what _merge_rows asks for before it takes on the longest row
-        for p in range(parts):
-            if self._reserves[p, 1] - self._reserves[p, 0] >= needed:
-                continue
-            size = max(_RESERVED_ROWS * needed, len(self.arena) // _RESERVED_SHARE)
-            if len(self.arena) - self.used < size:
-                self.arena = np.concatenate([self.arena, np.empty(max(size, len(self.arena) // 16), np.uint32)])
+        size = max(_RESERVED_ROWS * needed, len(self.arena) // _RESERVED_SHARE)
+        short = [p for p in range(parts) if self._reserves[p, 1] - self._reserves[p, 0] < needed]
+        if short and len(self.arena) - self.used < size * len(short):
+            self._spread_rows(size * parts)
+            short = list(range(parts))
+        for p in short:
             self._reserves[p] = self.used, self.used + size
             self.used += size
+
+    def _spread_rows(self, reserve: int) -> None:
+        """Lay all rows anew, each with a little room to grow in place, and `reserve` behind them."""
+        capacity = self.length + self.length // 16 + 4
+        ends = np.cumsum(capacity, dtype=np.int64)
+        self.used = int(ends[-1])
+        arena = np.empty(self.used + reserve, np.uint32)
+        start = ends - capacity
+        _copy_rows(self.arena, self.start, self.length, arena, start)
+        self.arena, self.start, self.capacity = arena, start, capacity
 
     def _sort_found(self, new: int, found: npt.NDArray[np.int64]) -> None:
         """Queue the pairs that a merge has won, with their rows."""
@@ -586,29 +611,35 @@ class _Trainer:
     def _enqueue(
         self, pairs: PackedArray, counts: npt.NDArray[np.int64], rows: IntArray, ends: npt.NDArray[np.int64]
     ) -> None:
-        """Queue pairs whose rows lie one after the other up to `ends`; drop those of count 0, put rare ones aside.
+        """Queue pairs whose rows lie one after the other up to `ends`; drop those of count 0.
 
-        A rare pair is never merged, unless a merge into an id that exists already wins it more occurrences.
+        Pairs below the threshold are put aside: most are never merged, and in the queue they would take ten times the
+        memory.
         """
         begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        queued = counts >= (1 if self._rare is None else self.min_frequency)
+        queued = counts >= max(1, self._threshold)
         for count, key, begin, end in zip(
             counts[queued].tolist(), pairs[queued].tolist(), begins[queued].tolist(), ends[queued].tolist(), strict=True
         ):
-            heapq.heappush(self.queue, (-count, key, len(self.rows_of)))
-            self.rows_of.append(rows[begin:end].copy())
-        if self._rare is not None:
-            rare = (counts > 0) & ~queued
-            sizes = np.where(rare, ends - begins, 0)
-            kept = rows[np.repeat(rare, ends - begins)]
-            self._rare.append((pairs[rare], counts[rare], kept, np.cumsum(sizes[rare])))
+            heapq.heappush(self.queue, (-count, key, self._serial))
+            self.rows_of[self._serial] = rows[begin:end].copy()
+            self._serial += 1
+        aside = (counts > 0) & ~queued
+        if aside.any():
+            sizes = ends - begins
+            self._aside.append((pairs[aside], counts[aside], rows[np.repeat(aside, sizes)], np.cumsum(sizes[aside])))
 
-    def queue_rare(self) -> None:
-        """Before a merge into an id that exists already: let rare pairs wait like all others, as `tokenizers` does."""
-        if self._rare is not None:
-            put_aside, self._rare = self._rare, None
-            for pairs, counts, rows, ends in put_aside:
-                self._enqueue(pairs, counts, rows, ends)
+    def _lower_threshold(self, threshold: int) -> None:
+        """Queue what was put aside with a count of at least `threshold`."""
+        self._threshold = threshold
+        waiting, self._aside = self._aside, []
+        while waiting:  # one by one, so that each can be freed
+            self._enqueue(*waiting.pop(0))
+
+    def queue_all(self) -> None:
+        """Before a merge into an id that exists already, which may win a pair more occurrences: put nothing aside."""
+        if self._threshold > 1:
+            self._lower_threshold(1)
 
 
 def training_is_compiled() -> bool:
@@ -660,7 +691,7 @@ def train_merges(
         if new == len(expansions):
             expansions.append(expansion)
         else:
-            trainer.queue_rare()
+            trainer.queue_all()
         found.pop((left, right), None)  # a pair that is merged again counts at its last place
         found[left, right] = new
         trainer.merge(left, right, new, rows)
