@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,12 @@ def test_info_that_is_no_info(v2: Path, text: str, reason: str) -> None:
         ({"codebase_version": "v3.1"}, "codebase_version is 'v3.1'"),
         ({"fps": 0}, "fps is 0"),
         ({"fps": None}, "fps is None"),
+        ({"fps": 10**400}, "fps is 1000"),
+        ({"fps": -(10**400)}, "fps is -1000"),
+        ({"fps": float("nan")}, "fps is nan"),
+        ({"fps": float("inf")}, "fps is inf"),
+        ({"total_frames": 10**400}, "total_frames is 1000"),
+        ({"chunks_size": 10**400}, "chunks_size is 1000"),
         ({"features": {}}, "declares no features"),
         ({"features": {"action": {"shape": [3]}}}, "feature action has no valid dtype and shape"),
         ({"features": {"action": {"dtype": "float32", "shape": "3"}}}, "feature action has no valid"),
@@ -106,6 +113,114 @@ def test_info_that_is_no_info(v2: Path, text: str, reason: str) -> None:
 def test_info_that_says_something_impossible(v2: Path, change: dict[str, Any], reason: str) -> None:
     change_info(v2, **change)
     fails(v2, str(v2 / "meta/info.json"), reason)
+
+
+@pytest.mark.parametrize("name", ["meta/info.json", "meta/episodes.jsonl", "meta/tasks.jsonl"])
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("1" * 5000, "digits"),
+        ("[" * 100 + "]" * 100, "nested too deeply"),
+        ('{"a":' * 400 + "1" + "}" * 400, "nested too deeply"),
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
+        ('"\\ud800"', "half of a surrogate pair"),
+        ('{"\\uDFFFx": 1}', "half of a surrogate pair"),
+        ("[1,", "is not valid JSON"),
+    ],
+)
+def test_json_that_python_cannot_hold(v2: Path, name: str, value: str, reason: str) -> None:
+    if name == "meta/tasks.jsonl":
+        (v2 / "meta/episodes.jsonl").write_text('{"episode_index": 0, "length": 5, "tasks": [0]}')
+    (v2 / name).write_text('{"extra": ' + value + "}")
+    fails(v2, str(v2 / name), reason)
+
+
+def test_json_with_pairs_of_surrogates_and_many_arrays_is_read(v2: Path) -> None:
+    change_info(v2, robot_type="\U0001f916", extra=[[1]] * 1000)
+    assert "\\ud83e" in (v2 / "meta/info.json").read_text()
+    assert open_dataset("local/it", root=v2).robot_type == "\U0001f916"
+
+
+def test_a_surrogate_in_statistics(v3: Path) -> None:
+    (v3 / "meta/stats.json").write_text('{"\\udc00": {}}')
+    with pytest.raises(DatasetError, match="surrogate"):
+        open_dataset("local/it", root=v3).statistics("action")
+
+
+@pytest.mark.parametrize("tasks", [3.5, True, {"a": 1}, [None], [[0]], [1.0]])
+def test_tasks_of_an_episode_that_are_none(v2: Path, tasks: Any) -> None:
+    (v2 / "meta/episodes.jsonl").write_text(json.dumps({"episode_index": 0, "length": 5, "tasks": tasks}))
+    fails(v2, "episodes.jsonl, line 1: tasks is", "expected are texts")
+
+
+@pytest.mark.parametrize("tasks", [[3.5] * 3, [True] * 3, [[None]] * 3, [[0.5]] * 3, [b"x"] * 3])
+def test_tasks_of_an_episode_that_are_none_in_a_table(v3: Path, tasks: list[Any]) -> None:
+    change_table(v3 / EPISODES, lambda table: replace(table, "tasks", pa.array(tasks)))
+    fails(v3, str(v3 / EPISODES), "tasks of episode 0 is", "expected are texts")
+
+
+def test_a_table_of_tasks_with_impossible_numbers(v3: Path) -> None:
+    change_table(v3 / EPISODES, lambda table: replace(table, "tasks", pa.array([[0]] * 3)))
+    for numbers in ([None], [[0]], [0.5]):
+        pq.write_table(pa.table({"task_index": pa.array(numbers), "task": ["x"]}), v3 / "meta/tasks.parquet")
+        fails(v3, "tasks.parquet: task_index is", "which is no count")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "reason"),
+    [
+        ("string", [3], "is declared as 'string', not numbers"),
+        ("object", [3], "is declared as 'object', not numbers"),
+        ("float32", [0], "holds nothing"),
+        ("int64", [0], "holds nothing"),
+        ("float32", [10**12], "too large for a frame"),
+        ("float32", [10**30], "too large for a frame"),
+        ("float32", [10**9], "holds 3 values a frame where 1000000000 are declared"),
+        ("float32", [True], "no valid dtype and shape"),
+    ],
+)
+def test_declarations_that_no_action_has(v2: Path, dtype: str, shape: list[int], reason: str) -> None:
+    change_info(v2, features={"action": {"dtype": dtype, "shape": shape}})
+    fails(v2, "action", reason)
+
+
+def test_a_column_that_is_there_twice(v2: Path, v3: Path) -> None:
+    for root, path in ((v2, v2 / V2_FILE), (v3, v3 / V3_FILE)):
+        change_table(path, lambda table: table.append_column("action", table["action"]))
+        fails(root, str(path), "2 columns 'action'")
+        with pytest.raises(DatasetError, match="2 columns 'action'"):
+            open_dataset("local/it", root=root).content_digest(["action"])
+
+
+def test_an_index_and_an_episode_number_that_are_there_twice(v2: Path, v3: Path) -> None:
+    change_table(v2 / V2_FILE, lambda table: table.append_column("frame_index", table["frame_index"]))
+    fails(v2, str(v2 / V2_FILE), "2 columns 'frame_index'")
+    change_table(v3 / EPISODES, lambda table: table.append_column("length", table["length"]))
+    fails(v3, str(v3 / EPISODES), "2 columns 'length'")
+
+
+def test_unsigned_integers_beyond_int64(v2: Path) -> None:
+    large = pa.array([[1, 2, 3]] * 3 + [[1, 2**64 - 1, 3]], pa.list_(pa.uint64()))
+    change_table(v2 / V2_FILE, lambda table: replace(table, "action", large))
+    fails(v2, str(v2 / V2_FILE), "frame 3 of episode 1 holds the integer 18446744073709551615")
+    change_table(v2 / V2_FILE, lambda table: replace(table, "frame_index", pa.array([2**64 - 1] * 4, pa.uint64())))
+    fails(v2, str(v2 / V2_FILE), "frame_index holds the integer 18446744073709551615")
+
+
+@pytest.mark.parametrize("name", [V3_FILE, EPISODES])
+def test_flipped_bytes_of_a_footer(v3: Path, name: str) -> None:
+    """Whatever a byte of the schema becomes: the dataset is read, or it is a DatasetError."""
+    data = (v3 / name).read_bytes()
+    size = int.from_bytes(data[-8:-4], "little")
+    for place in range(len(data) - 8 - size, len(data) - 8, max(1, size // 250)):
+        for mask in (0x80, 0xFF):
+            damaged = bytearray(data)
+            damaged[place] ^= mask
+            (v3 / name).write_bytes(bytes(damaged))
+            with suppress(DatasetError):
+                read_all(v3)
+            with suppress(DatasetError):
+                open_dataset("local/it", root=v3).content_digest(["action"])
 
 
 def test_frame_counts_that_contradict_each_other_are_both_named(v2: Path, v3: Path) -> None:

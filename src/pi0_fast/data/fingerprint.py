@@ -9,13 +9,13 @@ and a corrected value changes neither the size nor, in a parquet file's footer, 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from pi0_fast.data.metadata import parquet_errors
+from pi0_fast.data.metadata import parquet_errors, refuse_repeated
 from pi0_fast.types import DatasetError, EpisodeRecord, Feature
 
 _PIECE_BYTES = 1 << 22
@@ -53,21 +53,31 @@ def _column_bytes(path: Path, keys: Sequence[str]) -> Iterator[bytes]:
     with parquet_errors(path):
         footer = pq.read_metadata(path)
         schema = footer.schema.to_arrow_schema()
+        names: list[str] = schema.names
+    refuse_repeated(path, names, keys)
     for key in keys:
-        if key not in schema.names:
-            raise DatasetError(f"{path} has no column {key!r}; its columns are: {', '.join(schema.names)}")
+        if key not in names:
+            raise DatasetError(f"{path} has no column {key!r}; its columns are: {', '.join(names)}")
+    kinds = {key: schema.field(key).type for key in keys}
+    with parquet_errors(path):
+        columns = list(_columns(footer, kinds))
     with path.open("rb") as file:
-        for group in range(footer.num_row_groups):
-            row_group = footer.row_group(group)
-            for number in range(row_group.num_columns):
-                column = row_group.column(number)
-                # A list column is stored under `action.list.element` or the like.
-                stored = column.path_in_schema
-                for key in keys:
-                    if f"{stored}.".startswith(f"{key}."):
-                        kind = schema.field(key).type
-                        yield f"\n{stored} {kind} {column.compression} {column.num_values}\n".encode()
-                        yield from _range(path, file, *_place(column))
+        for line, start, length in columns:
+            yield line.encode()
+            yield from _range(path, file, start, length)
+
+
+def _columns(footer: Any, kinds: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
+    """(line that says how to read it, first byte, number of bytes) of each column of these kinds in each row group."""
+    for group in range(footer.num_row_groups):
+        row_group = footer.row_group(group)
+        for number in range(row_group.num_columns):
+            column = row_group.column(number)
+            # A list column is stored under `action.list.element` or the like.
+            stored = column.path_in_schema
+            for key, kind in kinds.items():
+                if f"{stored}.".startswith(f"{key}."):
+                    yield (f"\n{stored} {kind} {column.compression} {column.num_values}\n", *_place(column))
 
 
 def _place(column: Any) -> tuple[int, int]:
@@ -77,6 +87,8 @@ def _place(column: Any) -> tuple[int, int]:
 
 
 def _range(path: Path, file: Any, start: int, length: int) -> Iterator[bytes]:
+    if start < 0 or length < 0:
+        raise DatasetError(f"{path} cannot be read as parquet, it is truncated or damaged: a column lies before it")
     file.seek(start)
     while length > 0:
         piece = file.read(min(length, _PIECE_BYTES))

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pi0_fast.data.columns import ColumnFault, float_rows, integer_values
-from pi0_fast.data.metadata import parquet_errors
+from pi0_fast.data.metadata import parquet_errors, refuse_repeated
 from pi0_fast.data.rounding import Rounding
 from pi0_fast.types import DatasetError, Episode, Feature
 
@@ -120,7 +120,9 @@ class FrameFile:
         return Episode(index, {key: columns.get(key, _empty(features[key], 0)) for key in self._keys})
 
     def _missing_columns(self) -> None:
-        present = self._file.schema_arrow.names
+        with parquet_errors(self.path):
+            present: list[str] = self._file.schema_arrow.names
+        refuse_repeated(self.path, present, ["episode_index", "frame_index", *self._keys])
         for key in ["episode_index", "frame_index", *self._keys]:
             if key not in present:
                 raise DatasetError(f"{self.path} has no column {key!r}; its columns are: {', '.join(present)}")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +26,11 @@ from pi0_fast.types import DatasetError, EpisodeRecord, Feature
 VERSIONS = ("v2.0", "v2.1", "v3.0")
 IMAGE_DTYPES = ("image", "video")
 DEFAULT_CHUNKS_SIZE = 1000
+# Counts, sizes and indices beyond these are damage: nothing that holds them can be stored, nor counted in int64.
+_LARGEST_COUNT = 2**53
+_LARGEST_FRAME = 2**31
+_DEEPEST = 64  # levels of JSON
+_SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _DEFAULT_DATA_PATH = {
     "v2.0": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
     "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
@@ -61,8 +67,9 @@ def read_metadata(root: Path) -> Metadata:
         )
     features = _features(path, info)
     fps = info.get("fps")
-    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not math.isfinite(fps) or fps <= 0:
-        raise DatasetError(f"{path}: fps is {fps!r}, which is no positive number")
+    # The bound comes first: isfinite cannot take an integer of hundreds of digits.
+    if isinstance(fps, bool) or not isinstance(fps, (int, float)) or not 0 < fps < _LARGEST_COUNT:
+        raise DatasetError(f"{path}: fps is {_shown(fps)}, which is no positive number of frames per second")
     robot_type = info.get("robot_type")
     read_episodes = _episodes_v30 if version == "v3.0" else _episodes_v2
     records, files, source = read_episodes(root, path, info, version)
@@ -86,13 +93,40 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DatasetError(f"{path} cannot be read: {error}") from error
     if not text.strip():
         raise DatasetError(f"{path} is empty; fetch or write the dataset again")
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DatasetError(f"{path} is not valid JSON ({error}); fetch or write the dataset again") from error
+    value = _parse_json(text, str(path))
     if not isinstance(value, dict):
         raise DatasetError(f"{path} holds a {type(value).__name__} where a JSON object is expected")
     return value
+
+
+def _parse_json(text: str, where: str) -> Any:
+    """The value of a JSON text, all of whose strings can be written again; else a DatasetError that begins `where`."""
+    depth = 0
+    try:
+        value = json.loads(text)
+        if text.count("[") + text.count("{") > _DEEPEST:
+            depth = _depth(value)
+        if _SURROGATE_ESCAPE.search(text):
+            # "\ud800" alone is no character: a name with it could be neither printed nor saved.
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise DatasetError(f"{where} holds half of a surrogate pair, which is no character; correct it") from error
+    except RecursionError:
+        depth = _DEEPEST + 1
+    except ValueError as error:  # JSONDecodeError, or a number of thousands of digits
+        raise DatasetError(f"{where} is not valid JSON ({error}); fetch or write the dataset again") from error
+    if depth > _DEEPEST:
+        raise DatasetError(f"{where} is nested too deeply for metadata; fetch or write the dataset again")
+    return value
+
+
+def _depth(value: Any) -> int:
+    """How many arrays and objects lie in each other, counted no further than just beyond the limit."""
+    depth, level = 0, [value]
+    while depth <= _DEEPEST and (level := [inner for inner in level if isinstance(inner, (dict, list))]):
+        depth += 1
+        level = [item for inner in level for item in (inner.values() if isinstance(inner, dict) else inner)]
+    return depth
 
 
 def read_statistics(path: Path, features: Mapping[str, Feature]) -> dict[str, dict[str, np.ndarray]]:
@@ -112,7 +146,7 @@ def read_statistics(path: Path, features: Mapping[str, Feature]) -> dict[str, di
         for name, value in statistics.items():
             try:
                 array = np.asarray(value, dtype=np.float64).reshape(-1)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise DatasetError(f"{path}: {key}/{name} is no array of numbers") from error
             feature = features.get(key)
             if feature is not None and feature.dtype not in IMAGE_DTYPES and name != "count":
@@ -132,11 +166,20 @@ def parquet_errors(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing; fetch the dataset again") from error
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if _is_lfs_pointer(path):
             raise DatasetError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DatasetError(f"{path} cannot be read as parquet, it is truncated or damaged: {reason}") from error
+
+
+def refuse_repeated(path: Path, present: Sequence[str], keys: Iterable[str]) -> None:
+    """A DatasetError for a column that a parquet file has twice: which of the two is meant is unknown."""
+    for key in keys:
+        if (times := present.count(key)) > 1:
+            raise DatasetError(
+                f"{path} has {times} columns {key!r}; which one is meant cannot be known: write it again"
+            )
 
 
 def flat_names(names: Any, width: int) -> tuple[str, ...] | None:
@@ -172,9 +215,13 @@ def _features(path: Path, info: Mapping[str, Any]) -> dict[str, Feature]:
     for key, entry in declared.items():
         shape: Any = entry.get("shape") if isinstance(entry, dict) else None
         sizes: list[Any] = shape if isinstance(shape, list) else [shape]
-        whole = all(isinstance(size, int) and size >= 0 for size in sizes)
+        whole = all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in sizes)
         if not whole or not isinstance(entry.get("dtype"), str):
-            raise DatasetError(f"{path}: feature {key} has no valid dtype and shape: {entry!r}")
+            raise DatasetError(f"{path}: feature {key} has no valid dtype and shape: {_shown(entry)}")
+        if math.prod(sizes) > _LARGEST_FRAME:
+            raise DatasetError(
+                f"{path}: feature {key} is declared with the shape {_shown(sizes)}, too large for a frame"
+            )
         names = flat_names(entry.get("names"), math.prod(sizes)) if len(sizes) <= 1 else None
         features[key] = Feature(key, entry["dtype"], tuple(sizes), names)
     return features
@@ -183,9 +230,15 @@ def _features(path: Path, info: Mapping[str, Any]) -> dict[str, Feature]:
 def _integer(value: Any, where: str) -> int:
     """A non-negative whole number (JSON may write it as 3.0), or a DatasetError."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    if isinstance(value, bool) or not whole or value < 0:
-        raise DatasetError(f"{where} is {value!r}, which is no count")
+    if isinstance(value, bool) or not whole or not 0 <= value <= _LARGEST_COUNT:
+        raise DatasetError(f"{where} is {_shown(value)}, which is no count")
     return int(value)
+
+
+def _shown(value: Any) -> str:
+    """A value of a damaged file in an error: its repr, not longer than a line."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def _check_counts(path: Path, info: Mapping[str, Any], records: list[EpisodeRecord], source: Path) -> None:
@@ -213,7 +266,7 @@ def _episodes_v2(
         where = f"{source}, line {number}"
         index = _integer(entry.get("episode_index"), f"{where}: episode_index")
         length = _integer(entry.get("length"), f"{where}: length")
-        records.append(EpisodeRecord(index, length, tasks.resolve(entry.get("tasks"))))
+        records.append(EpisodeRecord(index, length, tasks.resolve(entry.get("tasks"), f"{where}: tasks")))
     records.sort(key=lambda record: record.index)
     chunks_size = _integer(info.get("chunks_size", DEFAULT_CHUNKS_SIZE), f"{info_path}: chunks_size")
     if chunks_size == 0:
@@ -236,14 +289,16 @@ def _episodes_v30(
     found = []
     for path in paths:
         with parquet_errors(path), pq.ParquetFile(path) as file:
-            present = set(file.schema_arrow.names)
+            names = file.schema_arrow.names
+            present = set(names)
+            refuse_repeated(path, names, [*needed, "tasks"])
             if missing := [name for name in needed if name not in present]:
                 raise DatasetError(f"{path} has no column {missing[0]!r}; it is no table of LeRobot v3.0 episodes")
             columns = [*needed, *(["tasks"] if "tasks" in present else [])]
             rows = file.read(columns=columns).to_pylist()
         for row in rows:
             index, length, chunk, number = (_integer(row[name], f"{path}: {name}") for name in needed)
-            record = EpisodeRecord(index, length, tasks.resolve(row.get("tasks")))
+            record = EpisodeRecord(index, length, tasks.resolve(row.get("tasks"), f"{path}: tasks of episode {index}"))
             found.append((record, path_of(chunk_index=chunk, file_index=number)))
     found.sort(key=lambda pair: pair[0].index)
     return [record for record, _ in found], {record.index: path for record, path in found}, source
@@ -273,14 +328,15 @@ class _TaskTexts:
         self._version = version
         self._texts: dict[int, str] | None = None
 
-    def resolve(self, tasks: Any) -> tuple[str, ...]:
+    def resolve(self, tasks: Any, where: str) -> tuple[str, ...]:
         """From a text, texts, task indices, or nothing (then the dataset's task, if it has only one)."""
         if tasks is None:
             only = self._load()
             return tuple(only.values()) if len(only) == 1 else ()
-        if isinstance(tasks, (str, int)):
-            tasks = [tasks]
-        return tuple(self._by_number(task) if isinstance(task, int) else str(task) for task in tasks)
+        listed = tasks if isinstance(tasks, list) else [tasks]
+        if not all(isinstance(task, (str, int)) and not isinstance(task, bool) for task in listed):
+            raise DatasetError(f"{where} is {_shown(tasks)}; expected are texts, or indices of the tasks file")
+        return tuple(task if isinstance(task, str) else self._by_number(task) for task in listed)
 
     def _by_number(self, number: int) -> str:
         texts = self._load()
@@ -314,13 +370,15 @@ def _tasks_v30(meta: Path) -> dict[int, str]:
         return {}
     with parquet_errors(path):
         table = pq.read_table(path)
+    refuse_repeated(path, table.column_names, table.column_names)
     text_columns = [name for name in table.column_names if name != "task_index"]
     if "task_index" not in table.column_names or not text_columns:
         raise DatasetError(
             f"{path} has the columns {table.column_names}, where task_index and the task text are expected"
         )
     texts = table.column("task" if "task" in text_columns else text_columns[0]).to_pylist()
-    return dict(zip(table.column("task_index").to_pylist(), map(str, texts), strict=True))
+    indices = [_integer(index, f"{path}: task_index") for index in table.column("task_index").to_pylist()]
+    return dict(zip(indices, map(str, texts), strict=True))
 
 
 def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -333,10 +391,7 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DatasetError(f"{path}, line {number} is not valid JSON ({error})") from error
+        entry = _parse_json(line, f"{path}, line {number}")
         if not isinstance(entry, dict):
             raise DatasetError(f"{path}, line {number} is no JSON object")
         yield number, entry

@@ -7,6 +7,7 @@ The dataset is never written to. Video and images are left out: reading actions 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +21,8 @@ from pi0_fast.data.locate import locate_dataset
 from pi0_fast.data.metadata import IMAGE_DTYPES, read_metadata, read_statistics
 from pi0_fast.data.rounding import Rounding
 from pi0_fast.types import DatasetError, Episode, EpisodeRecord, Feature
+
+_NUMERIC_DTYPE = re.compile(r"u?int\d*|b?float\d*|double|half|bool\w*")
 
 
 def open_dataset(
@@ -194,6 +197,16 @@ class LeRobotReader:
                 raise DatasetError(
                     f"column {key!r} of {self.repo_id} is an image ({feature.dtype}), not numbers; columns "
                     f"of numbers: {', '.join(numeric)}"
+                )
+            if not _NUMERIC_DTYPE.fullmatch(feature.dtype):
+                raise DatasetError(
+                    f"column {key!r} of {self.repo_id} is declared as {feature.dtype!r}, not numbers; choose another "
+                    "column, or correct meta/info.json"
+                )
+            if 0 in feature.shape:
+                raise DatasetError(
+                    f"column {key!r} of {self.repo_id} is declared with the shape {list(feature.shape)}: it holds "
+                    "nothing; choose another column, or correct meta/info.json"
                 )
         return features
 
