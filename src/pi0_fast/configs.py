@@ -146,7 +146,9 @@ class TokenizerTrainingConfig:
         help="Also write a report with pictures, as pi0-fast inspect makes it, to report/ in the output directory; "
         "needs the extra pi0-fast[report].",
     )
-    num_workers: int | None = option(None, group=_OUTPUT, help="Number of threads to fit with, at most one per core.", shown="all cores")
+    num_workers: int | None = option(
+        None, group=_OUTPUT, help="Number of threads to fit with, at most one per core.", shown="all cores"
+    )
 
     push_to_hub: bool = option(False, group=_HUB, help="Upload the tokenizer to the Hugging Face Hub.")
     hub_repo_id: str | None = option(
