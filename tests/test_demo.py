@@ -43,3 +43,34 @@ def test_demo_runs_twice_and_saves_what_it_measured(tmp_path: Path, capsys: pyte
     assert main(["demo", "--output_dir", output]) == 2
     assert main(["demo", "--output_dir", output, "--overwrite"]) == 0
     assert json.loads((tmp_path / "demo/summary.json").read_text()) == summary
+
+
+MINE = {
+    "summary.json": '{"repo_id": "my/own", "result": 3}',
+    "dataset/meta/info.json": '{"robot_type": "so100", "codebase_version": "v3.0"}',
+    "dataset/notes.txt": "no dataset at all",
+    "tokenizer/metadata.json": '{"repo_id": "my/own"}',
+    "tokenizer": "a file",
+}
+
+
+@pytest.mark.parametrize("name", MINE)
+@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
+def test_what_no_demo_made_is_never_replaced(
+    tmp_path: Path, name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(MINE[name])
+    assert main(["demo", "--output_dir", str(tmp_path), *flags]) == 2
+    message = capsys.readouterr().err
+    assert f"{tmp_path / name.split('/')[0]} exists and is not of an earlier demo" in message
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
+    assert (tmp_path / name).read_text() == MINE[name]
+
+
+def test_an_interrupted_demo_can_be_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    demo.record(tmp_path / "dataset", seed=0, episodes=2)
+    assert main(["demo", "--output_dir", str(tmp_path)]) == 2
+    assert "holds an earlier demo" in capsys.readouterr().err
+    assert main(["demo", "--output_dir", str(tmp_path), "--overwrite"]) == 0
+    assert (tmp_path / "summary.json").exists()

@@ -8,7 +8,9 @@ summary.json. Left out: physics, images, and a policy.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +30,7 @@ HORIZON = 16
 LINKS = np.array([0.30, 0.25, 0.15])  # metres
 JOINTS = ("shoulder.pos", "elbow.pos", "wrist.pos", "gripper.pos")
 REPO_ID = "local/reaching_arm"
+ROBOT_TYPE = "planar_arm"
 #: Share of the way to the commanded position that a joint makes in one frame.
 RESPONSE = 0.35
 #: Of the positions that the arm measures, in radians.
@@ -38,13 +41,13 @@ def run(config: DemoConfig) -> None:
     """Run the demo.
 
     Raises:
-        UsageError: the output directory holds an earlier demo (without `overwrite`).
+        UsageError: the output directory holds an earlier demo (without `overwrite`), or files of the same names that
+            no demo made (which are never replaced).
     """
     config.validate()
     output = Path(config.output_dir).expanduser()
-    dataset, tokenizer = output / "dataset", output / "tokenizer"
-    if not config.overwrite and (dataset.exists() or tokenizer.exists()):
-        raise UsageError(f"{output} holds an earlier demo; give another --output_dir, or --overwrite")
+    dataset, tokenizer, summary = output / "dataset", output / "tokenizer", output / "summary.json"
+    _check_output(dataset, tokenizer, summary, overwrite=config.overwrite)
     say(f"1. Recording {EPISODES} reaches of a simulated arm ({len(JOINTS)} joints, {FPS} Hz) to {dataset}\n")
     record(dataset, seed=config.seed, overwrite=config.overwrite)
     say("\n2. Fitting a FAST tokenizer on them\n")
@@ -65,8 +68,33 @@ def run(config: DemoConfig) -> None:
     say("\n3. One held-out chunk, there and back\n")
     held_out = result.metadata["held_out"]["episodes"][0]
     _show_chunk(open_dataset(REPO_ID, root=dataset), held_out, FastTokenizer.from_pretrained(tokenizer))
-    (output / "summary.json").write_text(json.dumps(result.metadata, indent=2) + "\n", encoding="utf-8")
-    say(f"\nThe tokenizer is in {tokenizer}, and what was measured in {output / 'summary.json'}.")
+    summary.write_text(json.dumps(result.metadata, indent=2) + "\n", encoding="utf-8")
+    say(f"\nThe tokenizer is in {tokenizer}, and what was measured in {summary}.")
+
+
+def _check_output(dataset: Path, tokenizer: Path, summary: Path, *, overwrite: bool) -> None:
+    """Each of the three is new or, with `overwrite`, has the mark of a demo in its json."""
+    marks = (
+        (dataset, dataset / "meta" / "info.json", "robot_type", ROBOT_TYPE),
+        (tokenizer, tokenizer / "metadata.json", "repo_id", REPO_ID),
+        (summary, summary, "repo_id", REPO_ID),
+    )
+    for path, file, key, value in marks:
+        if not os.path.lexists(path):
+            continue
+        if _value(file, key) != value:
+            raise UsageError(f"{path} exists and is not of an earlier demo; give another --output_dir")
+        if not overwrite:
+            raise UsageError(f"{path.parent} holds an earlier demo; give another --output_dir, or --overwrite")
+
+
+def _value(file: Path, key: str) -> Any:
+    """What a json file says under a key; None where that cannot be read, which is no mark of a demo."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content.get(key) if isinstance(content, dict) else None
 
 
 def record(root: Path, *, seed: int, overwrite: bool = False, episodes: int = EPISODES) -> None:
@@ -75,7 +103,7 @@ def record(root: Path, *, seed: int, overwrite: bool = False, episodes: int = EP
     features = {"action": names, "observation.state": names}
     random = np.random.default_rng(seed)
     with (
-        LeRobotWriter(root, fps=FPS, features=features, robot_type="planar_arm", overwrite=overwrite) as writer,
+        LeRobotWriter(root, fps=FPS, features=features, robot_type=ROBOT_TYPE, overwrite=overwrite) as writer,
         progress("recording", episodes, "episodes") as advance,
     ):
         for _ in range(episodes):
