@@ -35,15 +35,15 @@ sys.exit(status)
 """
 
 
-def generate(root: Path, frames: int) -> None:
-    """A v3.0 dataset written file by file, in little memory."""
+def generate(root: Path, frames: int, *, smooth: bool = True) -> None:
+    """A v3.0 dataset written file by file, in little memory; without `smooth` it is noise, the worst case."""
     random = np.random.default_rng(0)
     episodes: list[dict[str, object]] = []
     names = [f"joint_{i}" for i in range(DIMS)]
     for number, first in enumerate(range(0, frames, FRAMES_PER_FILE)):
         count = min(FRAMES_PER_FILE, frames - first)
         steps = random.normal(0, 0.02, (count // EPISODE, EPISODE, DIMS)).astype(np.float32)
-        values = np.cumsum(np.cumsum(steps, axis=1) * 0.1, axis=1).reshape(count, DIMS)
+        values = (np.cumsum(np.cumsum(steps, axis=1) * 0.1, axis=1) if smooth else steps).reshape(count, DIMS)
         path = root / f"data/chunk-000/file-{number:03d}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         index = np.arange(first, first + count)
