@@ -207,6 +207,32 @@ def test_impossible_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_mounts_that_look_like_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the same file system, mounted elsewhere: only Linux's own list of mounts tells."""
+    (tmp_path / "a b" / "inner").mkdir(parents=True)
+    listed = str(tmp_path / "a b" / "inner").replace(" ", r"\040")
+    read_text = Path.read_text
+
+    def read(path: Path, *arguments: str, **named: str) -> str:
+        if path == Path("/proc/self/mountinfo"):
+            return f"36 35 98:0 /x {listed} rw - ext4 /dev/sda rw\n"
+        return read_text(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(OSError, match="inner is a mount point"):
+        check_place(tmp_path / "a b" / "inner")
+    with pytest.raises(OSError, match="inner is mounted in it; name another"):
+        check_place(tmp_path / "a b")
+    check_place(tmp_path / "a b" / "inner" / "new")
+
+
+def test_a_deleted_working_directory_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    check_place(tmp_path / "d")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write everywhere")
 def test_a_parent_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)

@@ -162,13 +162,22 @@ def _refuse_impossible(target: Path) -> None:
     for parent in target.parents:
         if parent.exists() and not parent.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, f"{target} cannot be written: {parent} is no directory")
-    if _is_mount_point(target):
+    mounts = _mount_points()
+    if os.path.ismount(target) or str(target) in mounts:
         raise OSError(
             errno.EBUSY,
             f"{target} is a mount point, which cannot be replaced as a whole; name a directory in it, such as "
             f"{target / 'output'}",
         )
-    working = Path(os.path.realpath(os.getcwd()))
+    for mount in sorted(mounts):
+        if target in Path(mount).parents:
+            raise OSError(
+                errno.EBUSY, f"{target} cannot be replaced, because {mount} is mounted in it; name another directory"
+            )
+    try:
+        working = Path(os.path.realpath(os.getcwd()))
+    except FileNotFoundError:  # it was deleted before
+        return
     if target.exists() and (working == target or target in working.parents):
         raise OSError(
             errno.EBUSY,
@@ -177,15 +186,14 @@ def _refuse_impossible(target: Path) -> None:
         )
 
 
-def _is_mount_point(target: Path) -> bool:
-    if os.path.ismount(target):
-        return True
-    try:  # a directory of the same file system that is bound there looks like any other
+def _mount_points() -> set[str]:
+    """Of Linux: a directory of the same file system that is mounted elsewhere looks like any other."""
+    try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:  # not Linux
-        return False
-    escaped = str(target).replace("\\", r"\134").replace(" ", r"\040").replace("\t", r"\011").replace("\n", r"\012")
-    return any(line.split(" ")[4] == escaped for line in lines)
+        return set()
+    # Blanks and backslashes are written as three octal digits.
+    return {re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4]) for line in lines}
 
 
 def _copy_access(source: Path, destination: Path) -> None:

@@ -345,6 +345,20 @@ def test_loading_during_a_save_gives_one_of_the_two(saved: Path, tmp_path: Path)
     assert writer.returncode == 0
 
 
+def test_a_swap_that_the_reader_may_not_finish(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved.rename(saved.parent / ".tok.pi0-fast-new")
+    (saved.parent / ".tok.pi0-fast-old").mkdir()
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refuse)
+        with pytest.raises(TokenizerError, match=r"tok was being replaced when its writer was killed, .*Permission"):
+            FastTokenizer.from_pretrained(saved)
+    assert FastTokenizer.from_pretrained(saved).vocab_size == 200
+
+
 # --- directories --------------------------------------------------------------------------------------------
 
 

@@ -109,6 +109,24 @@ def finish_interrupted_save(target: Path) -> bool:
     return finish_interrupted_swap(target, _bring_along)
 
 
+def wait_for_directory(folder: Path) -> bool:
+    """Whether a directory is there; one that is being replaced is waited for, or its killed writer's work finished.
+
+    Raises:
+        TokenizerError: it was being replaced when its writer was killed, and that cannot be finished.
+    """
+    for tries_left in reversed(range(READ_TRIES)):
+        try:
+            return folder.is_dir() or finish_interrupted_save(folder) or folder.is_dir()
+        except OSError as error:  # such as a reader who may not write there
+            if not tries_left:
+                raise TokenizerError(
+                    f"{folder} was being replaced when its writer was killed, and that cannot be finished: {error}"
+                ) from error
+        time.sleep(READ_PAUSE)
+    raise AssertionError("the last try returns or raises")
+
+
 def write_files(folder: Path, saved: Saved, token_uses: Sequence[int] | LongArray | None) -> None:
     """Write the files into an existing directory, one after the other.
 
@@ -209,7 +227,7 @@ def read_directory(folder: Path) -> Saved:
             if not tries_left or _identity(folder) == before:
                 return saved
         time.sleep(READ_PAUSE)
-        finish_interrupted_save(folder)
+        wait_for_directory(folder)
     raise AssertionError("the last try returns or raises")
 
 

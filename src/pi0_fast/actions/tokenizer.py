@@ -31,9 +31,9 @@ from pi0_fast.actions.directory import (
     FILE_NAMES,
     SIGNATURE_FILES,
     Saved,
-    finish_interrupted_save,
     read_directory,
     save_directory,
+    wait_for_directory,
     write_files,
 )
 from pi0_fast.actions.inputs import ID_RANGE, as_chunks, as_rows_of_ids, checked_hold, checked_scale, scale_array
@@ -772,8 +772,7 @@ class FastTokenizer:
             HubError: nothing of that name on the hub, access refused, or offline.
         """
         folder = _as_path(directory_or_hub_id)
-        # A save that is under way leaves no directory for a moment.
-        if not (folder.is_dir() or finish_interrupted_save(folder) or folder.is_dir()):
+        if not wait_for_directory(folder):
             text = str(directory_or_hub_id)
             local = isinstance(directory_or_hub_id, Path) or text.startswith((".", "/", "~")) or folder.exists()
             if local or text.count("/") != 1:
