@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -129,6 +130,21 @@ def test_the_only_copy_is_not_deleted(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(OSError, match="No space left"):
         install_directory(temporary, target)
     assert (target / "file").read_text() == "old"
+
+
+def test_an_old_one_that_cannot_be_deleted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one with a folder of another user; the save before it was complete."""
+    target = fill(tmp_path / "d", "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        install_directory(fill(temporary_sibling(target), "new"), target)
+        assert (target / "file").read_text() == "new"
+        with pytest.raises(PermissionError, match=r"\.d\.pi0-fast-old, .* cannot be deleted: delete it by hand"):
+            install_directory(fill(temporary_sibling(target), "third"), target)
+        assert (target / "file").read_text() == "new"
+    install_directory(fill(temporary_sibling(target), "third"), target)
+    assert (target / "file").read_text() == "third"
+    assert not (tmp_path / ".d.pi0-fast-old").exists()
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o2775])

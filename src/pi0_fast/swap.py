@@ -92,6 +92,10 @@ def install_directory(temporary: Path, target: Path, bring_along: BringAlong | N
     if _is_own(old):
         if target.exists():
             _finish_old(old, target, bring_along)
+            if old.exists():
+                raise PermissionError(
+                    errno.EACCES, f"{old}, which an earlier save replaced, cannot be deleted: delete it by hand"
+                )
         else:
             os.rename(old, target)
     if _is_own(new):
