@@ -30,5 +30,5 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-interop build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output
+	rm -rf $(VENV) .venv-interop .venv-pythons build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
