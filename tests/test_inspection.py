@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,26 @@ def test_held_out_episodes_that_are_not_there_are_a_warning(
         InspectConfig("local/walk", root=str(dataset), tokenizer=str(tmp_path / "t"), output_dir=str(tmp_path / "r"))
     )
     assert "episodes [77]" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "held_out",
+    [{"episodes": bad} for bad in (["x"], None, 5, [float("nan")], [1.5], [True], [-1], [[1]], {"1": 2})]
+    + [{}, [1.5], "none", 7],
+)
+def test_held_out_episodes_that_are_no_indices_are_not_used(
+    dataset: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], held_out: Any
+) -> None:
+    shutil.copytree(tokenizer, tmp_path / "t")
+    path = tmp_path / "t/metadata.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "held_out": held_out}))
+    config = InspectConfig("local/walk", root=str(dataset), tokenizer=str(tmp_path / "t"))
+    inspect(replace(config, output_dir=str(tmp_path / "r"), scales=[10.0], max_chunks=20))
+    out, err = capsys.readouterr()
+    assert "held_out of the tokenizer's metadata.json lists no episode indices" in err
+    assert "not known" in out
+    assert report_of(tmp_path / "r")["measured_on"] != "held-out episodes"
 
 
 @pytest.mark.usefixtures("undrawn")

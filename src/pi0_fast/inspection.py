@@ -204,9 +204,8 @@ def _episodes(
 ) -> tuple[Sequence[int], Sequence[int], str]:
     """(episodes to fit other scales on, episodes to measure on, what the latter are in words)."""
     present = list(source.lengths)
-    held_out = (metadata or {}).get("held_out")
-    if metadata is not None and metadata.get("repo_id") == config.repo_id and isinstance(held_out, dict):
-        named = [int(index) for index in held_out.get("episodes", [])]
+    named = _held_out(metadata) if metadata is not None and metadata.get("repo_id") == config.repo_id else None
+    if named is not None:
         measured = [index for index in named if index in source.lengths]
         fitted = [index for index in present if index not in set(named)]
         if measured and fitted:
@@ -218,6 +217,23 @@ def _episodes(
     say("held out       not known of this tokenizer, which may have been fitted on what it is measured on")
     fit, measure = split_episodes(present, config.val_fraction, config.seed)
     return (fit, measure, "chosen episodes") if measure else (fit, fit, "all episodes")
+
+
+def _held_out(metadata: dict[str, Any]) -> list[int] | None:
+    """The episodes that a tokenizer's metadata.json says were held out of its fit; None where it does not say.
+
+    Others write this file too: what is no list of episode indices is told of, and then not known.
+    """
+    held_out = metadata.get("held_out")
+    if held_out is None:
+        return None
+    episodes = held_out.get("episodes") if isinstance(held_out, dict) else held_out
+    if isinstance(episodes, list) and all(type(index) is int and index >= 0 for index in episodes):
+        return sorted(set(episodes))
+    text = repr(held_out)
+    text = text if len(text) <= 200 else f"{text[:200]}..."
+    warn(f"held_out of the tokenizer's metadata.json lists no episode indices, and is not used: {text}")
+    return None
 
 
 # --- a tokenizer ------------------------------------------------------------------------------------------------------
