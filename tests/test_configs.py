@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
+from pi0_fast.actions.bpe import MAX_VOCABULARY
+from pi0_fast.actions.inputs import checked_scale
 from pi0_fast.actions.normalize import NormalizationMode
-from pi0_fast.configs import NORMALIZATION_MODES, DemoConfig, InspectConfig, TokenizerTrainingConfig
+from pi0_fast.configs import (
+    LARGEST_SCALE,
+    LARGEST_VOCABULARY,
+    NORMALIZATION_MODES,
+    SMALLEST_SCALE,
+    DemoConfig,
+    InspectConfig,
+    TokenizerTrainingConfig,
+)
 from pi0_fast.parsing import flags_of, help_text, parse, type_name
-from pi0_fast.types import UsageError
+from pi0_fast.types import TokenizerError, UsageError
 
 # Renaming or dropping one of these breaks somebody's script: it needs an entry in the change log too.
 FROZEN = {
@@ -287,6 +297,8 @@ def test_the_default_name_on_the_hub_is_the_name_of_the_output_directory(
         {"sample_fraction": 1},
         {"val_fraction": 0},
         {"scale": [5, 0.5]},
+        {"vocab_size": 65_535, "action_horizon": 65_535, "scale": [1e-30, 1e30], "headroom": 100},
+        {"root": "caf\udce9", "output_dir": "~/x"},
         {"vocab_size": 2, "max_episodes": 1, "num_workers": 1, "headroom": 0},
         {"use_delta_transform": True, "delta_dims": "0", "delta_state_dims": "1", "state_key": "state"},
         {"normalization_mode": "IDENTITY", "symbol_format": "reference"},
@@ -300,6 +312,18 @@ def test_valid_configurations(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"repo_id": " "}, ["--repo_id", "' '"]),
+        ({"repo_id": "a/\udcff"}, ["--repo_id", "'a/\\udcff'"]),
+        ({"action_key": "a\0"}, ["--action_key", "'a\\x00'"]),
+        ({"root": "a\0b"}, ["--root", "'a\\x00b'"]),
+        ({"root": "~nosuchuser/x"}, ["--root '~nosuchuser/x'", "home directory"]),
+        ({"cache_dir": "~nosuchuser"}, ["--cache_dir '~nosuchuser'"]),
+        ({"output_dir": "~nosuchuser/x"}, ["--output_dir '~nosuchuser/x'"]),
+        ({"vocab_size": 65_536}, ["--vocab_size", "at most 65535", "65536"]),
+        ({"action_horizon": 65_536}, ["--action_horizon", "at most 65535"]),
+        ({"scale": 1e-40}, ["--scale", "1e-30", "1e-40"]),
+        ({"scale": [1.0, 1e31]}, ["--scale", "1e+30", "1e+31", "number 1"]),
+        ({"scale": 10**400}, ["--scale", "finite"]),
+        ({"headroom": 1e308}, ["--headroom", "at most 100", "1e+308"]),
         ({"root": ""}, ["--root"]),
         ({"output_dir": ""}, ["--output_dir"]),
         ({"encoded_dims": 6}, ["--encoded_dims", "6"]),
@@ -364,6 +388,10 @@ def test_valid_inspections(changes: dict[str, Any]) -> None:
     ("changes", "words"),
     [
         ({"repo_id": ""}, ["--repo_id"]),
+        ({"tokenizer": "~nosuchuser/x"}, ["--tokenizer '~nosuchuser/x'"]),
+        ({"output_dir": "~nosuchuser/x"}, ["--output_dir '~nosuchuser/x'"]),
+        ({"action_horizon": 65_536}, ["--action_horizon", "at most 65535"]),
+        ({"tokenizer": "t", "scales": [1e-40]}, ["--scales", "1e-40"]),
         ({"tokenizer": " "}, ["--tokenizer"]),
         ({"action_horizon": 0}, ["--action_horizon", "at least 1"]),
         ({"tokenizer": "t", "max_chunks": 0}, ["--max_chunks", "at least 1"]),
@@ -397,9 +425,20 @@ def test_the_modes_are_those_of_the_normalizer() -> None:
         TokenizerTrainingConfig("a/b", normalization_mode=mode).validate()
 
 
+def test_the_limits_are_those_of_the_tokenizer() -> None:
+    assert LARGEST_VOCABULARY == MAX_VOCABULARY
+    for scale in (SMALLEST_SCALE, LARGEST_SCALE):
+        assert checked_scale(scale, None) == scale
+    for scale in (SMALLEST_SCALE / 2, LARGEST_SCALE * 2):
+        with pytest.raises(TokenizerError):
+            checked_scale(scale, None)
+
+
 def test_demo_configuration() -> None:
     DemoConfig().validate()
     with pytest.raises(UsageError, match="--output_dir"):
         DemoConfig(output_dir="").validate()
+    with pytest.raises(UsageError, match="--output_dir '~nosuchuser'"):
+        DemoConfig(output_dir="~nosuchuser").validate()
     with pytest.raises(UsageError, match="--seed"):
         DemoConfig(seed=-1).validate()

@@ -81,7 +81,11 @@ def test_any_text_stays_as_typed(text: str) -> None:
     assert parse(Toy, ["--name", text], "toy").name == text
 
 
-@given(st.integers(), st.floats(allow_nan=False), st.lists(st.integers()), st.dictionaries(st.text(), st.text()))
+# What files and datasets can be called: no NUL, no lone surrogate.
+NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)))
+
+
+@given(st.integers(), st.floats(allow_nan=False), st.lists(st.integers()), st.dictionaries(NAMES, NAMES))
 def test_values_come_back(steps: int, rate: float, episodes: list[int], renames: dict[str, str]) -> None:
     config = toy(
         f"--steps={steps}",
@@ -147,6 +151,17 @@ def test_kinds_of_values(arguments: tuple[str, ...], name: str, expected: object
         (("--steps", "10.0"), ["--steps", "int", "'10.0'"]),
         (("--steps", "null"), ["--steps", "int", "'null'"]),
         (("--num_steps", ""), ["--num_steps", "int", "''"]),
+        (("--steps", "1_0"), ["--steps", "int", "'1_0'"]),
+        (("--steps", "\u0661\u0662"), ["--steps", "int"]),
+        (("--rate", "1_0.5"), ["--rate", "float", "'1_0.5'"]),
+        (("--rate", "\uff11"), ["--rate", "float"]),
+        (("--episodes", '["1_0"]'), ["--episodes", "list of int"]),
+        (("--episodes", "[" * 60 + "]" * 60), ["--episodes", "nested more than 50 deep"]),
+        (("--episodes", "[" * 100_000), ["--episodes", "nested more than 50 deep"]),
+        (("--episodes", "[" + "9" * 5000 + "]"), ["--episodes"]),
+        (("--text_or_list", '["a\\u0000"]'), ["--text_or_list", "U+0000"]),
+        (("--episodes", "[&a 1, *a]"), ["--episodes", "aliases"]),
+        (("--config_path", "~nosuchuser/x.yaml"), ["--config_path '~nosuchuser/x.yaml'", "home directory"]),
         (("--rate", "fast"), ["--rate", "float", "'fast'"]),
         (("--policy.compile_model", "maybe"), ["--policy.compile_model", "true or false", "'maybe'"]),
         (("--episodes", "0,1"), ["--episodes", "list of int", "JSON", "'0,1'"]),
@@ -231,6 +246,10 @@ def test_json_file(tmp_path: Path) -> None:
     assert config == Toy("0", policy=Policy(chunk_size=5), episodes=[3], text_or_list=["a"])
 
 
+# Thirty levels of ten references each: 10 ** 30 values in a kilobyte.
+BOMB = "l0: &l0 [x]\n" + "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 31))
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
@@ -247,6 +266,20 @@ def test_json_file(tmp_path: Path) -> None:
         ("a.yaml", "name: a\nname: b", ["a.yaml", "'name'", "twice"]),
         ("a.yaml", "", ["a.yaml", "top level"]),
         ("a.yaml", "name: ~", ["a.yaml: name", "expected str, got null"]),
+        ("a.json", '{"name": "a\\u0000b"}', ["a.json", "U+0000", "'a\\x00b'"]),
+        ("a.json", '{"name": "a\\ud800"}', ["a.json", "U+D800", "'a\\ud800'"]),
+        ("a.json", '{"name\\u0000": "a"}', ["a.json", "U+0000"]),
+        ("a.json", '{"episodes": [' + "9" * 5000 + "]}", ["a.json", "digits"]),
+        ("a.json", '{"name": ' + "[" * 60 + "]" * 60 + "}", ["a.json", "nested more than 50 deep"]),
+        ("a.json", '{"name": ' + "[" * 100_000, ["a.json", "nested more than 50 deep"]),
+        ("a.yaml", 'name: "a\\0b"', ["a.yaml", "U+0000"]),
+        ("a.yaml", "name: a\0b", ["a.yaml", "#x0000"]),
+        ("a.yaml", "name: " + "[" * 60 + "]" * 60, ["a.yaml", "nested more than 50 deep"]),
+        ("a.yaml", "name: " + "[" * 5000 + "]" * 5000, ["a.yaml", "nested more than 50 deep"]),
+        ("a.yaml", "name: &n x\nnote: *n", ["a.yaml", "aliases", "line 1"]),
+        ("a.yaml", "name: n\n? [a, b]\n: 3", ["a.yaml", "key is a sequence", "line 2"]),
+        ("a.yaml", "name: n\nsteps: 1_0", ["a.yaml: steps", "'1_0'"]),
+        ("a.yaml", BOMB, ["a.yaml", "aliases"]),
         ("a.toml", "name = 1", ["a.toml", ".yaml"]),
     ],
 )

@@ -16,11 +16,18 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from pi0_fast.parsing import nearest, option
+from pi0_fast.parsing import expanded, nearest, option
 from pi0_fast.types import UsageError
 
 NORMALIZATION_MODES = ("MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10", "IDENTITY")
 SYMBOL_FORMATS = ("plain", "reference")
+#: Ids of tokens, and coefficients of a chunk, are counted in 16 bits (`MAX_VOCABULARY` of actions/bpe.py).
+LARGEST_VOCABULARY = 65_535
+#: Coefficients are computed in float32; beyond these scales nothing of them would be left.
+SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
+LARGEST_HEADROOM = 100.0
+
+_PATHS = ("root", "cache_dir", "output_dir", "tokenizer")
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -186,8 +193,8 @@ class TokenizerTrainingConfig:
         ):
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
-        _whole("action_horizon", self.action_horizon, 1)
-        _whole("vocab_size", self.vocab_size, 2)
+        _whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
+        _whole("vocab_size", self.vocab_size, 2, LARGEST_VOCABULARY)
         _whole("seed", self.seed, 0)
         _whole("max_chunks", self.max_chunks, 1)
         for name in ("max_episodes", "num_workers"):
@@ -198,8 +205,8 @@ class TokenizerTrainingConfig:
         if not 0 <= _number("val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
         if self.headroom is not None:
-            if _number("headroom", self.headroom) < 0:
-                raise UsageError(f"--headroom must be at least 0, not {self.headroom}")
+            if not 0 <= _number("headroom", self.headroom) <= LARGEST_HEADROOM:
+                raise UsageError(f"--headroom must be at least 0 and at most {LARGEST_HEADROOM:g}, not {self.headroom}")
             if self.symbol_format == "reference":
                 raise UsageError("--headroom has no effect with --symbol_format reference, whose alphabet is the fit's")
         self._validate_scale()
@@ -212,9 +219,7 @@ class TokenizerTrainingConfig:
         if not scales:
             raise UsageError("--scale is an empty list: give one number, or one for each encoded dimension")
         for position, scale in enumerate(scales):
-            if _number("scale", scale) <= 0:
-                which = f" (number {position} of the list)" if len(scales) > 1 else ""
-                raise UsageError(f"--scale must be above 0, not {scale}{which}")
+            _scale("scale", scale, f" (number {position} of the list)" if len(scales) > 1 else "")
 
     def _validate_combinations(self) -> None:
         """A flag that would change nothing is a misunderstanding, not a wish."""
@@ -380,17 +385,18 @@ class InspectConfig:
                 _text(name, getattr(self, name))
         _whole("max_chunks", self.max_chunks, 1)
         _whole("seed", self.seed, 0)
-        for name in ("max_episodes", "num_workers", "action_horizon"):
+        for name in ("max_episodes", "num_workers"):
             if getattr(self, name) is not None:
                 _whole(name, getattr(self, name), 1)
+        if self.action_horizon is not None:
+            _whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
         if not 0 <= _number("val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
         if self.scales is not None:
             if not self.scales:
                 raise UsageError("--scales is an empty list: give the scales to try, such as '[5, 10, 20]'")
             for scale in self.scales:
-                if _number("scales", scale) <= 0:
-                    raise UsageError(f"--scales must be above 0, not {scale}")
+                _scale("scales", scale)
         if self.normalization_mode is not None:
             _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
         self._validate_combinations()
@@ -433,19 +439,39 @@ class DemoConfig:
 
 
 def _text(name: str, value: Any) -> None:
+    """A text that is not empty; as a path or a name it must be one that files and datasets can have."""
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"--{name} must be a text that is not empty, not {value!r}")
+    # In paths lone surrogates stand for bytes that are not UTF-8, which file names may have.
+    if "\0" in value or (name not in _PATHS and any("\ud800" <= c <= "\udfff" for c in value)):
+        raise UsageError(f"--{name} holds a character that no name may: {value!a}")
+    if name in _PATHS:
+        expanded(name, value)
 
 
-def _whole(name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise UsageError(f"--{name} must be a whole number of at least {least}, not {value!r}")
+def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    outside = isinstance(value, bool) or not isinstance(value, Integral) or value < least
+    if outside or (most is not None and value > most):
+        limit = "" if most is None else f" and at most {most}"
+        raise UsageError(f"--{name} must be a whole number of at least {least}{limit}, not {value!r}")
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    try:
+        finite = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every float
+        finite = False
+    if not finite:
         raise UsageError(f"--{name} must be a finite number, not {value!r}")
     return float(value)
+
+
+def _scale(name: str, value: Any, which: str = "") -> None:
+    number = _number(name, value)
+    if number <= 0:
+        raise UsageError(f"--{name} must be above 0, not {value}{which}")
+    if not SMALLEST_SCALE <= number <= LARGEST_SCALE:
+        raise UsageError(f"--{name} must be between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}, not {value}{which}")
 
 
 def _choice(name: str, value: Any, allowed: Sequence[str]) -> None:

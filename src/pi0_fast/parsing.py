@@ -33,6 +33,8 @@ CONFIG_PATH = "config_path"
 _HELP_WIDTH = 98
 _FLAG_WIDTH = 34
 _NONE = type(None)
+# Far more than any configuration has, and far less than what makes Python give up.
+_DEEPEST_NESTING = 50
 
 
 def option(
@@ -160,6 +162,14 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
     return plain[close[0]] if close else None
 
 
+def expanded(name: str, text: str) -> Path:
+    """The path that a flag gives, `~` and `~user` replaced; UsageError where there is no such user."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"--{name} {text!r}: {error} (write ./~ for a name that begins so)") from error
+
+
 # ----------------------------------------------------------------------------------------------------
 # Values
 
@@ -179,10 +189,35 @@ def _from_text(kind: Any, text: str) -> Any:
         return None
     if text[:1] in ("[", "{") and any(_is_container(m) for m in members):
         try:
-            return json.loads(text, object_pairs_hook=_unique)
+            return _plain(json.loads(text, object_pairs_hook=_unique))
         except json.JSONDecodeError:
-            return _yaml(text)
+            return _plain(_yaml(text))
+        except RecursionError as error:
+            raise _Unfit(_TOO_DEEP) from error
+        except ValueError as error:  # a number of thousands of digits
+            raise _Unfit(str(error)) from error
     return text
+
+
+_TOO_DEEP = f"nested more than {_DEEPEST_NESTING} deep"
+
+
+def _plain(tree: Any) -> Any:
+    """What was read from JSON or YAML, unless it is nested absurdly or has texts that no name or path can hold."""
+    pending = [(tree, 1)]
+    while pending:
+        value, depth = pending.pop()
+        if depth > _DEEPEST_NESTING:
+            raise _Unfit(_TOO_DEEP)
+        if isinstance(value, dict):
+            pending += [(item, depth + 1) for pair in value.items() for item in pair]
+        elif isinstance(value, list):
+            pending += [(item, depth + 1) for item in value]
+        elif isinstance(value, str):
+            wrong = next((c for c in value if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+            if wrong is not None:
+                raise _Unfit(f"a text holds the character U+{ord(wrong):04X}, which no name and no path may: {value!a}")
+    return tree
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -200,20 +235,35 @@ def _yaml(text: str) -> Any:
 
     try:
         root = yaml.compose(text, Loader=yaml.BaseLoader)
-        return None if root is None else _yaml_node(root)
+        return None if root is None else _yaml_node(root, set())
+    except RecursionError as error:
+        raise _Unfit(_TOO_DEEP) from error
     except yaml.YAMLError as error:
         problem, mark = getattr(error, "problem", None), getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
-        raise _Unfit(f"not valid YAML or JSON: {problem or error}{line}") from error
+        raise _Unfit(f"not valid YAML or JSON: {' '.join(str(problem or error).split())}{line}") from error
 
 
-def _yaml_node(node: Any) -> Any:
+def _yaml_node(node: Any, seen: set[int]) -> Any:
+    """The value of a node; a node that is there twice stands for an alias, of which few make a tree of any size."""
+    if id(node) in seen:
+        raise _Unfit(
+            f"YAML aliases (& and *) are not read: write the value of line {node.start_mark.line + 1} out again"
+        )
+    seen.add(id(node))
     if node.id == "sequence":
-        return [_yaml_node(child) for child in node.value]
+        return [_yaml_node(child, seen) for child in node.value]
     if node.id == "mapping":
-        return _unique([(str(key.value), _yaml_node(child)) for key, child in node.value])
+        return _unique([(_yaml_key(key, seen), _yaml_node(child, seen)) for key, child in node.value])
     plain = node.style is None  # not quoted: YAML's spellings of null count, `root: ~` is not the home directory
     return None if plain and node.value in ("", "~", "null") else node.value
+
+
+def _yaml_key(node: Any, seen: set[int]) -> str:
+    if node.id != "scalar":
+        raise _Unfit(f"a key is a {node.id} (line {node.start_mark.line + 1})")
+    _yaml_node(node, seen)
+    return str(node.value)
 
 
 def _takes(kind: Any, raw: Any) -> bool:
@@ -236,7 +286,9 @@ def _takes(kind: Any, raw: Any) -> bool:
             _takes(arguments[0], key) and _takes(arguments[1], value) for key, value in raw.items()
         )
     if origin in (int, float):
-        return isinstance(raw, (int, float, str)) and not isinstance(raw, bool)
+        if isinstance(raw, str):  # Python alone would read 1_0 and digits of every script
+            return raw.isascii() and "_" not in raw
+        return isinstance(raw, (int, float)) and not isinstance(raw, bool)
     if origin is bool:
         return isinstance(raw, bool) or (isinstance(raw, str) and raw.lower() in ("true", "false"))
     if origin is _NONE:
@@ -333,11 +385,15 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"--{CONFIG_PATH}: {path} must end in .yaml, .yml or .json")
     try:
         text = path.read_text(encoding="utf-8")
-        tree = json.loads(text, object_pairs_hook=_unique) if path.suffix == ".json" else _yaml(text)
+        tree = _plain(json.loads(text, object_pairs_hook=_unique) if path.suffix == ".json" else _yaml(text))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--{CONFIG_PATH}: cannot read {path}: {error}") from error
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}: not valid JSON: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: {_TOO_DEEP}") from error
+    except ValueError as error:  # a number of thousands of digits
+        raise UsageError(f"{path}: {error}") from error
     except _Unfit as error:
         raise UsageError(f"{path}: {error}") from error
     if not isinstance(tree, dict):
@@ -429,7 +485,7 @@ def parse(config_class: type[Config], argv: Sequence[str], program: str) -> Conf
         raise UsageError(f"--{CONFIG_PATH} is given twice with different values: {' and '.join(sorted(paths))}")
     values: dict[str, Any] = {}
     for text in paths:
-        path = Path(text).expanduser()
+        path = expanded(CONFIG_PATH, text)
         values |= _collect(_flatten(_read_file(path), flags, path), flags, f"{path}: ")
     values |= _collect([(s, t) for s, t in pairs if s != CONFIG_PATH], flags, "--")
     missing: list[str] = []
