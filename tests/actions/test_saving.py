@@ -345,6 +345,24 @@ def test_loading_during_a_save_gives_one_of_the_two(saved: Path, tmp_path: Path)
     assert writer.returncode == 0
 
 
+def test_a_directory_that_is_never_the_same(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaced between any two files: nothing is returned that may be a mixture."""
+    twin = saved.parent / "twin"
+    shutil.copytree(saved, twin)
+    read_text = Path.read_text
+
+    def exchange(path: Path, *arguments: Any, **named: Any) -> str:
+        if path.name == "metadata.json":
+            saved.rename(saved.parent / "aside")
+            twin.rename(saved)
+            (saved.parent / "aside").rename(twin)
+        return read_text(path, *arguments, **named)
+
+    monkeypatch.setattr(Path, "read_text", exchange)
+    with pytest.raises(TokenizerError, match="tok is replaced again and again"):
+        FastTokenizer.from_pretrained(saved)
+
+
 def test_a_swap_that_the_reader_may_not_finish(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved.rename(saved.parent / ".tok.pi0-fast-new")
     (saved.parent / ".tok.pi0-fast-old").mkdir()

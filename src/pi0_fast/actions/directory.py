@@ -38,7 +38,7 @@ REPORT_FOLDER, REPORT = "report", "report.json"
 #: Key of config.json that holds `Saved.fingerprint`; published tokenizers have none.
 FINGERPRINT = "fingerprint"
 #: How often a directory is read that is being replaced or filled just now, and the seconds between.
-READ_TRIES, READ_PAUSE = 4, 0.05
+READ_TRIES, READ_PAUSE = 20, 0.01
 #: Every file that `save_directory` may write.
 FILE_NAMES = (*layout.FILE_NAMES, NORMALIZER, METADATA, VOCABULARY_TEXT)
 #: Files that only FAST tokenizers have: ours and published ones the first, those that transformers 5 saved the second.
@@ -224,8 +224,10 @@ def read_directory(folder: Path) -> Saved:
             if not tries_left or (before is not None and _identity(folder) == before):
                 raise
         else:
-            if not tries_left or _identity(folder) == before:
+            if _identity(folder) == before:
                 return saved
+            if not tries_left:
+                raise TokenizerError(f"{folder} is replaced again and again: load it when nothing is saved there")
         time.sleep(READ_PAUSE)
         wait_for_directory(folder)
     raise AssertionError("the last try returns or raises")
