@@ -28,7 +28,7 @@ SCALE, VOCAB_SIZE = 10.0, 1024
 
 
 def simulated(horizon: int, chunks: int, dims: int = 26) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """All, fitted and held-out chunks of joints that move between random poses along minimum-jerk paths, with some noise."""
+    """All, fitted and held-out chunks of joints that move between random poses on minimum-jerk paths, with noise."""
     random = np.random.default_rng(0)
     time_ = np.linspace(0, 1, 60)
     smooth = (10 * time_**3 - 15 * time_**4 + 6 * time_**5)[:, None]

@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from pi0_fast._kernels import run_rows
+from pi0_fast._kernels import resolve_threads, run_rows
 from pi0_fast.actions import layout
 from pi0_fast.actions.bpe import MAX_VOCABULARY, scatter_rows
 from pi0_fast.actions.bpe_training import Corpus, PackedRows
@@ -48,8 +48,8 @@ IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
 OnError = Literal["raise", "pad", "hold"]
 
-#: Rows handed to a kernel at a time: some hundred kilobytes of coefficients, which stay in the processor's cache.
-_ROWS_PER_PIECE = 128
+#: Coefficients handed to a kernel at a time: half a megabyte, which stays in the processor's cache.
+_VALUES_PER_PIECE = 1 << 17
 #: Normalised actions are about [-1, 1]; anything beyond this is no normalised action, whatever the tokenizer.
 _LARGEST_ORDINARY_VALUE = 100.0
 #: Sums of values up to here do not overflow float32.
@@ -141,7 +141,7 @@ class TokenizerFitter:
             ranges[begin] = levels.min(axis=0), levels.max(axis=0)
             pieces[begin] = self.corpus.pack(coefficients)
 
-        run_rows(work, len(values), num_threads=num_threads, piece=_ROWS_PER_PIECE)
+        run_rows(work, len(values), num_threads=num_threads, piece=_piece(len(values), self.corpus.row_length, 1))
         for begin in sorted(pieces):  # in the order of the rows, whichever thread was first
             self._low = np.minimum(self._low, ranges[begin][0])
             self._high = np.maximum(self._high, ranges[begin][1])
@@ -391,7 +391,8 @@ class FastTokenizer:
             self.vocabulary.clip_holes(coefficients, saturations)
             return (*self.vocabulary.encode(coefficients), saturations)
 
-        if num_threads is None and 0 < len(values) <= _ROWS_PER_PIECE:
+        piece = _piece(len(values), values[0].size if len(values) else 1, num_threads)
+        if num_threads is None and 0 < len(values) <= piece:
             flat, lengths, saturations = encode(0, len(values))
         else:
             pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
@@ -399,7 +400,7 @@ class FastTokenizer:
             def work(begin: int, end: int) -> None:
                 pieces[begin] = encode(begin, end)
 
-            run_rows(work, len(values), num_threads=num_threads, piece=_ROWS_PER_PIECE)
+            run_rows(work, len(values), num_threads=num_threads, piece=piece)
             empty = (np.empty(0, np.int32),) * 3
             columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
             flat, lengths, saturations = (np.concatenate(column) for column in columns)
@@ -506,7 +507,7 @@ class FastTokenizer:
                         problems[begin + n] = problem
             dequantize_rows(decoded.coefficients, matrix, scales, values[begin:end])
 
-        run_rows(work, rows, num_threads=num_threads, piece=_ROWS_PER_PIECE)
+        run_rows(work, rows, num_threads=num_threads, piece=_piece(rows, length, num_threads))
         if problems:
             self._handle_invalid(values, problems, on_error, held)
         result = values[0] if single else values
@@ -812,6 +813,12 @@ def _as_path(directory: Any) -> Path:
 
 def _mode_hint(normalizer: Normalizer | None) -> str:
     return "" if normalizer is None else f"; they are normalised with {normalizer.mode}"
+
+
+def _piece(rows: int, length: int, num_threads: int | None) -> int:
+    """Rows that a thread takes at a time: what the cache holds, but two pieces for each thread where there are many."""
+    fair = -(-rows // (2 * resolve_threads(num_threads)))
+    return max(64, min(_VALUES_PER_PIECE // length, fair))
 
 
 def _quantize(
