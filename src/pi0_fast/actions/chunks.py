@@ -99,6 +99,8 @@ def _parse_range(part: str, shown: str) -> tuple[int, int]:
     """``"3"`` -> (3, 4), ``"0:6"`` -> (0, 6)."""
     first, colon, last = part.partition(":")
     try:
+        if "_" in part or not part.isascii():  # int() would read 1_0, and the digits of every script
+            raise ValueError(part)
         start = int(first)
         stop = int(last) if colon else start + 1
     except ValueError as error:
