@@ -407,6 +407,18 @@ def test_an_integer_action_that_float32_cannot_hold_is_named(tmp_path: Path) -> 
         train_tokenizer(config(tmp_path / "data", tmp_path / "t", val_fraction=0.0))
 
 
+def test_float64_that_float32_turns_into_a_staircase_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the errors, measured against the staircase, would say that nothing is lost."""
+    numbers = 1e7 + np.random.default_rng(0).normal(0, 1.5, 80)
+    write_scalars(tmp_path / "data", numbers, "float64", [1])
+    train_tokenizer(config(tmp_path / "data", tmp_path / "t", val_fraction=0.5))
+    told = [record.getMessage() for record in caplog.records if record.name == "pi0_fast.data.rounding"]
+    assert len(told) == 1
+    assert "column 'action', dimension 0: float64 values between" in told[0]
+
+
 @pytest.mark.parametrize("shape", [[0], [10**12], [10**30]])
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
 def test_impossible_shapes_of_an_action(tmp_path: Path, dtype: str, shape: list[int]) -> None:

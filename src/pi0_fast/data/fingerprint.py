@@ -1,7 +1,7 @@
 """A hash of the content of some columns of a dataset in a directory, cheaper than reading them.
 
-What is hashed are the columns' bytes as they lie in the parquet files, compressed; no value is decoded, and no other
-column is touched, however large. So equal hashes mean equal values, while the same values written in another way
+What is hashed are the columns' bytes as they lie in the parquet files, compressed; hardly a value is decoded, and no
+other column is touched, however large. So equal hashes mean equal values, while the same values written in another way
 (other compression, other files) have another hash. Sizes and times of files are not used: a copy changes the times,
 and a corrected value changes neither the size nor, in a parquet file's footer, anything that is certain to differ.
 """
@@ -59,7 +59,10 @@ def _column_bytes(path: Path, keys: Sequence[str]) -> Iterator[bytes]:
         if key not in names:
             raise DatasetError(f"{path} has no column {key!r}; its columns are: {', '.join(names)}")
     kinds = {key: schema.field(key).type for key in keys}
-    with parquet_errors(path):
+    with parquet_errors(path), pq.ParquetFile(path, buffer_size=_PIECE_BYTES, pre_buffer=False) as parquet:
+        # Asked for the place of a column whose description is damaged, pyarrow ends the process; reading it, it raises.
+        for group in range(footer.num_row_groups):
+            next(parquet.iter_batches(1, row_groups=[group], columns=list(keys), use_threads=False), None)
         columns = list(_columns(footer, kinds))
     with path.open("rb") as file:
         for line, start, length in columns:
@@ -69,15 +72,15 @@ def _column_bytes(path: Path, keys: Sequence[str]) -> Iterator[bytes]:
 
 def _columns(footer: Any, kinds: Mapping[str, Any]) -> Iterator[tuple[str, int, int]]:
     """(line that says how to read it, first byte, number of bytes) of each column of these kinds in each row group."""
+    # A list column is stored under `action.list.element` or the like.
+    stored = [footer.schema.column(number).path for number in range(footer.num_columns)]
     for group in range(footer.num_row_groups):
         row_group = footer.row_group(group)
-        for number in range(row_group.num_columns):
-            column = row_group.column(number)
-            # A list column is stored under `action.list.element` or the like.
-            stored = column.path_in_schema
+        for number, name in enumerate(stored):
             for key, kind in kinds.items():
-                if f"{stored}.".startswith(f"{key}."):
-                    yield (f"\n{stored} {kind} {column.compression} {column.num_values}\n", *_place(column))
+                if f"{name}.".startswith(f"{key}."):
+                    column = row_group.column(number)
+                    yield (f"\n{name} {kind} {column.compression} {column.num_values}\n", *_place(column))
 
 
 def _place(column: Any) -> tuple[int, int]:
