@@ -262,3 +262,14 @@ def test_control_characters_are_shown_on_a_terminal_too() -> None:
     assert ESCAPE not in text
     assert "j\\x1b[2J\\nk" in text
     assert "h\\x07" in text
+
+
+def test_what_an_encoding_lacks_is_escaped_before_columns_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")  # strict, as a notebook or a file may be
+    monkeypatch.setattr(sys, "stdout", stream)
+    display.say("joint 日本 é")
+    display.print_table("日", [["日本", 1.0], ["é", 22.5]], ["joint", "mean"])
+    lines = stream.buffer.getvalue().decode("latin-1").splitlines()  # type: ignore[attr-defined]
+    assert lines[:2] == ["joint \\u65e5\\u672c é", "\\u65e5"]
+    assert len({len(line) for line in lines[2:]}) == 1, lines
+    assert lines[-3].startswith("|\\u65e5\\u672c ")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO, cast
 
-from pi0_fast.streams import ForgivingStream, visible
+from pi0_fast.streams import ForgivingStream, encodable, visible
 
 _PLAIN_WIDTH = 100
 _SECONDS_BETWEEN_LINES = 10.0
@@ -63,7 +63,7 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
     )
     # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
     table = Table(
-        title=Text(visible(title, one_line=True)),
+        title=Text(_cell(title)),
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
@@ -71,7 +71,7 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
     )
     for position, header in enumerate(headers):
         numeric = bool(texts) and all(_is_number(row[position]) for row in texts)
-        table.add_column(Text(visible(header, one_line=True)), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(Text(_cell(header)), justify="right" if numeric else "left", overflow="fold")
     for row in texts:
         table.add_row(*map(Text, row))
     with console.capture() as drawn:
@@ -81,7 +81,9 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else visible(str(value), one_line=True)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return encodable(visible(str(value), one_line=True), sys.stdout)  # before the widths of columns are measured
 
 
 def _is_number(text: str) -> bool:

@@ -25,8 +25,15 @@ def visible(text: str, *, one_line: bool = False) -> str:
     return text.translate(_ESCAPES if one_line else _ESCAPES_IN_LINES)
 
 
+def encodable(text: str, stream: TextIO | None) -> str:
+    r"""Text with what the stream's encoding lacks written out (``\u65e5`` in latin-1)."""
+    encoding = getattr(stream, "encoding", None)
+    return text.encode(encoding, "backslashreplace").decode(encoding) if encoding else text
+
+
 class ForgivingStream:
-    """A text stream that never raises when it is written to; what cannot be written is dropped.
+    """A text stream that never raises when it is written to; what cannot be encoded is escaped, and what a stream that
+    is closed, broken or full cannot take is dropped.
 
     Attributes:
         error: what stopped the stream, after which nothing more is written; None while it works (or is None itself,
@@ -41,8 +48,8 @@ class ForgivingStream:
         """Write, or drop the text; returns its length in either case."""
         if self.stream is not None and self.error is None:
             try:
-                self.stream.write(text)
-            except (OSError, ValueError) as error:  # ValueError: it has been closed; UnicodeEncodeError
+                self.stream.write(encodable(text, self.stream))
+            except (OSError, ValueError) as error:  # ValueError: it has been closed
                 self.error = error
         return len(text)
 
@@ -74,7 +81,7 @@ class ForgivingStream:
 
 @contextlib.contextmanager
 def forgiving() -> Iterator[tuple[ForgivingStream, ForgivingStream]]:
-    """Make stdout and stderr streams that never raise, and escape what their encodings lack; yields the two.
+    """Make stdout and stderr streams that never raise; yields the two.
 
     Afterwards the process has its own streams again; one that broke leads nowhere, as Python would complain of it
     again at its exit.
@@ -82,10 +89,6 @@ def forgiving() -> Iterator[tuple[ForgivingStream, ForgivingStream]]:
     _occupy_descriptors()
     before = sys.stdout, sys.stderr
     streams = ForgivingStream(sys.stdout), ForgivingStream(sys.stderr)
-    wrappers = [stream for stream in before if isinstance(stream, io.TextIOWrapper) and not stream.closed]
-    encodings = [(wrapper, wrapper.errors) for wrapper in wrappers]
-    for wrapper in wrappers:
-        wrapper.reconfigure(errors="backslashreplace")
     sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in streams)
     try:
         yield streams
@@ -95,9 +98,6 @@ def forgiving() -> Iterator[tuple[ForgivingStream, ForgivingStream]]:
             stream.flush()
             if stream.error is not None:
                 _lead_nowhere(stream)
-        for wrapper, errors in encodings:
-            with contextlib.suppress(OSError, ValueError):  # broken, or closed meanwhile
-                wrapper.reconfigure(errors=errors)
 
 
 def _occupy_descriptors() -> None:
