@@ -316,6 +316,12 @@ def test_fewer_frames_than_the_metadata_says(v2: Path, v3: Path) -> None:
     fails(v3, str(v3 / V3_FILE), "holds 0 frames of episode 2, the metadata says 6")
 
 
+def test_a_file_of_no_frames(v2: Path, v3: Path) -> None:
+    for root, name, frames in ((v2, V2_FILE, "episode 1, the metadata says 4"), (v3, V3_FILE, "episode 0, the")):
+        change_table(root / name, lambda table: table.slice(0, 0))
+        fails(root, str(root / name), f"holds 0 frames of {frames}")
+
+
 def test_more_frames_than_the_metadata_says(v3: Path) -> None:
     extra = frame_table(7, list_array(np.zeros((2, 3), np.float32)))
     change_table(v3 / V3_FILE, lambda table: pa.concat_tables([table, extra.cast(table.schema)]))

@@ -175,7 +175,7 @@ class FrameFile:
             row += len(episodes)
             last_episode, last_frame = int(episodes[-1]), int(frames[-1])
         rows: dict[int, tuple[int, int]] = {}
-        for index, start, stop in zip(indices, starts, [*starts[1:], row], strict=True):
+        for index, start, stop in zip(indices, starts, [*starts, row][1:], strict=True):
             if index in rows:
                 raise DatasetError(
                     f"{self.path}: episode {index} lies at rows {rows[index][0]} and {start}, not together"
