@@ -358,10 +358,10 @@ def _expand_rows(ids, starts, ends, values, bounds, out, totals, bad):  # type: 
             if token < 0 or token >= len(bounds) - 1:
                 bad[n] = j - starts[n]
                 break
-            for k in range(bounds[token], bounds[token + 1]):
-                if total < limit:
-                    out[n, total] = values[k]
-                total += 1
+            first, size = bounds[token], bounds[token + 1] - bounds[token]
+            for k in range(min(size, max(limit - total, 0))):
+                out[n, total + k] = values[first + k]
+            total += size
         totals[n] = total
         whole &= total == limit and bad[n] < 0
         for k in range(total, limit):

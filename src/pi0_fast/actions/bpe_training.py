@@ -581,11 +581,11 @@ class _Trainer:
             self.used += size
 
     def _spread_rows(self, reserve: int) -> None:
-        """Lay all rows anew, each with a little room to grow in place, and `reserve` behind them."""
-        capacity = self.length + self.length // 16 + 4
+        """Lay all rows anew, each with some room to grow in place, and at least `reserve` behind them."""
+        capacity = self.length + self.length // 8 + 8
         ends = np.cumsum(capacity, dtype=np.int64)
         self.used = int(ends[-1])
-        arena = np.empty(self.used + reserve, np.uint32)
+        arena = np.empty(self.used + max(reserve, self.used // 16), np.uint32)
         start = ends - capacity
         _copy_rows(self.arena, self.start, self.length, arena, start)
         self.arena, self.start, self.capacity = arena, start, capacity
