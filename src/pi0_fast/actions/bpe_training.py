@@ -24,7 +24,7 @@ _BARRIER = np.uint32(0xFFFF)
 
 #: A merge is spread over threads when its rows have more runs than this: waking a thread costs as much as some ten
 #: thousand.
-_HEAVY = 200_000
+_HEAVY = 60_000
 #: A thread takes room for rows that outgrow their place this many rows at a time, or this part of the arena if more.
 _RESERVED_ROWS, _RESERVED_SHARE = 8, 512
 #: Pairs wait aside until no pair of this many times their count is left.
@@ -263,13 +263,27 @@ def _win(side, token, times, w, changes, seen, found, found_count):  # type: ign
 @inlined
 def _next_site(arena, i, last, a, b):  # type: ignore[no-untyped-def]
     """The first run from i on in which a site of (a, b) begins, or `last`."""
-    low, high, following = np.uint32(a << 16), np.uint32((a << 16) | 0xFFFF), np.uint32(b)
+    low, following = np.uint32(a << 16), np.uint32(b)
     if a == b:
         low += np.uint32(2)  # a site lies inside a run of two at least
-    while i < last:
-        if low <= arena[i] <= high and (a == b or (i + 1 < last and (arena[i + 1] >> np.uint32(16)) == following)):
-            break
-        i += 1
+    span = np.uint32((a << 16) | 0xFFFF) - low
+    found = False
+    while i < last and not found:
+        while i + 16 <= last:  # skip what has no run of `a`, sixteen runs at a time
+            hits = 0
+            for j in range(16):
+                hits += np.uint32(arena[i + j] - low) <= span
+            if hits > 0:
+                break
+            i += 16
+        while i < last and not found:
+            if np.uint32(arena[i] - low) <= span:
+                found = a == b or (i + 1 < last and (arena[i + 1] >> np.uint32(16)) == following)
+                if not found:
+                    i += 1
+                    break  # back to the quick search
+            else:
+                i += 1
     return i
 
 
