@@ -50,6 +50,8 @@ OnError = Literal["raise", "pad", "hold"]
 
 #: Coefficients handed to a kernel at a time: half a megabyte, which stays in the processor's cache.
 _VALUES_PER_PIECE = 1 << 17
+#: Fewer rows are not worth a thread.
+_LEAST_ROWS = 64
 #: Normalised actions are about [-1, 1]; anything beyond this is no normalised action, whatever the tokenizer.
 _LARGEST_ORDINARY_VALUE = 100.0
 #: Sums of values up to here do not overflow float32.
@@ -246,6 +248,7 @@ class FastTokenizer:
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
         self._scale_arrays: dict[int, FloatArray] = {}
+        self._value_limits: dict[int, float] = {}
         self.metadata: dict[str, Any] | None = None
 
     # --- fit --------------------------------------------------------------------------------------------------------
@@ -384,15 +387,16 @@ class FastTokenizer:
         values = as_chunks(chunks, (self.time_horizon, self.action_dim))
         scales = self._scales(values.shape[2])
         low, high = self.vocabulary.low, self.vocabulary.high
-        limit = self._value_limit(values.shape[1])
+        limit = self._value_limits.get(values.shape[1])
+        if limit is None:
+            limit = self._value_limits[values.shape[1]] = self._value_limit(values.shape[1])
 
         def encode(begin: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
             coefficients, saturations = _quantize(values[begin:end], scales, low, high, limit, begin)
             self.vocabulary.clip_holes(coefficients, saturations)
             return (*self.vocabulary.encode(coefficients), saturations)
 
-        piece = _piece(len(values), values[0].size if len(values) else 1, num_threads)
-        if num_threads is None and 0 < len(values) <= piece:
+        if num_threads is None and 0 < len(values) <= _LEAST_ROWS:
             flat, lengths, saturations = encode(0, len(values))
         else:
             pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
@@ -400,6 +404,7 @@ class FastTokenizer:
             def work(begin: int, end: int) -> None:
                 pieces[begin] = encode(begin, end)
 
+            piece = _piece(len(values), values.shape[1] * values.shape[2], num_threads)
             run_rows(work, len(values), num_threads=num_threads, piece=piece)
             empty = (np.empty(0, np.int32),) * 3
             columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
@@ -507,7 +512,8 @@ class FastTokenizer:
                         problems[begin + n] = problem
             dequantize_rows(decoded.coefficients, matrix, scales, values[begin:end])
 
-        run_rows(work, rows, num_threads=num_threads, piece=_piece(rows, length, num_threads))
+        piece = _piece(rows, length, num_threads) if rows > _LEAST_ROWS else _LEAST_ROWS
+        run_rows(work, rows, num_threads=num_threads, piece=piece)
         if problems:
             self._handle_invalid(values, problems, on_error, held)
         result = values[0] if single else values
@@ -818,7 +824,7 @@ def _mode_hint(normalizer: Normalizer | None) -> str:
 def _piece(rows: int, length: int, num_threads: int | None) -> int:
     """Rows that a thread takes at a time: what the cache holds, but two pieces for each thread where there are many."""
     fair = -(-rows // (2 * resolve_threads(num_threads)))
-    return max(64, min(_VALUES_PER_PIECE // length, fair))
+    return max(_LEAST_ROWS, min(_VALUES_PER_PIECE // length, fair))
 
 
 def _quantize(

@@ -93,12 +93,12 @@ class Vocabulary:
             raise TokenizerError("no coefficient can be encoded: the vocabulary holds no byte symbols")
         return np.flatnonzero(usable) + self.min_token
 
-    @property
+    @cached_property
     def low(self) -> int:
         """The smallest coefficient that can be encoded."""
         return int(self._encodable[0])
 
-    @property
+    @cached_property
     def high(self) -> int:
         """The largest coefficient that can be encoded."""
         return int(self._encodable[-1])
