@@ -50,7 +50,7 @@ def run(version: str, interpreter: str) -> bool:
     subprocess.run([interpreter, "-m", "venv", "--clear", environment], check=True)
     python = str(environment / "bin/python")
     pinned = lower_bounds() if version == LOWEST else []
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", f"{REPOSITORY}"]
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-e", f"{REPOSITORY}[report]"]
     subprocess.run([*command, "pytest", "hypothesis", *pinned], check=True)
     print(f"--- Python {version}{' with the lowest versions' if pinned else ''}", flush=True)
     cache = {"NUMBA_CACHE_DIR": str(environment / "numba")}
