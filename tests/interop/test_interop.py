@@ -437,7 +437,9 @@ def test_lerobots_policy_turns_the_ids_into_the_same_actions(
     text_tokenizer = shared / "golden" / "lerobot_checkpoint" / "tokenizers" / "text_tok_4096"
     arguments = [str(what.directory), str(text_tokenizer), str(tmp_path / "chunks.npy"), str(tmp_path / "actions.npz")]
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "HF_"))}
-    environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(shared / "tools")}
+    # The shared directory is read-only: an import from it must not leave bytecode there.
+    environment |= {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONPATH"] = str(shared / "tools")
     done = subprocess.run(
         [interpreter, "-c", LEROBOT, *arguments],
         capture_output=True,
