@@ -24,6 +24,10 @@ class TokenizerError(Pi0FastError, ValueError):
     """Chunks, ids or a saved tokenizer cannot be used as they are."""
 
 
+class PolicyError(Pi0FastError, ValueError):
+    """A checkpoint, a policy's configuration, or what a policy is given cannot be used as it is."""
+
+
 class UsageError(Pi0FastError, ValueError):
     """A command or configuration is wrong: unknown flag, impossible value, contradicting settings."""
 
