@@ -45,9 +45,8 @@ def prepare_images(
         pixels, levels = pixels.to(torch.float32), 1.0
         _check_range(pixels, key)
     else:
-        raise PolicyError(
-            f"{key}: images of dtype {_name(pixels)}; needed is uint8 (0 to 255) or floating point (0 to 1)"
-        )
+        dtype = str(pixels.dtype).removeprefix("torch.")
+        raise PolicyError(f"{key}: images of dtype {dtype}; {_DTYPES}")
     height, width = resolution
     inner_height, inner_width = _inner_size(pixels, height, width, key)
     if (inner_height, inner_width) != tuple(pixels.shape[2:]):
