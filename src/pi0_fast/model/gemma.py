@@ -1,0 +1,237 @@
+"""The Gemma decoder with a static key-value cache: whole sequences, prefill, and one token at a time.
+
+Gemma Team, "Gemma: Open Models Based on Gemini Research and Technology" (2024). Queries and keys turn with their
+position (Su et al., "RoFormer", 2021; the first half of a head is paired with the second); several query heads share
+one key-value head; the mlp is gated by a tanh-approximated gelu; RMS norms multiply by (1 + weight).
+
+The two paths compute the same numbers. `Decoder.forward` takes any number of columns; `Decoder.step` takes one column
+of every row, keeps everything two-dimensional and lets the heads that share keys be the query rows of one small matrix
+product, which is what a decoding loop spends its time on. Left out: embedding table and head (paligemma.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from pi0_fast.model.architecture import TextSizes
+
+RMS_NORM_EPSILON = 1e-6
+ROTARY_BASE = 10_000.0
+
+
+@dataclass(frozen=True)
+class KeyValueCache:
+    """Keys and values of every layer, allocated once and written in place.
+
+    Attributes:
+        keys: one tensor [B, G, capacity, head_dim] per layer, G key-value heads; already turned by their position.
+        values: the same shape.
+    """
+
+    keys: list[Tensor]
+    values: list[Tensor]
+
+    @property
+    def batch(self) -> int:
+        """Rows B."""
+        return self.keys[0].shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Columns that fit."""
+        return self.keys[0].shape[2]
+
+
+class RMSNorm(nn.Module):
+    """Divide by the root mean square, multiply by (1 + weight); computed in float32 whatever the input."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same shape and dtype."""
+        normed = functional.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight, RMS_NORM_EPSILON)
+        return normed.to(x.dtype)
+
+
+def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and signed sines of the rotary embedding.
+
+    Args:
+        positions: int64 [...].
+        head_dim: even.
+        dtype: of the result; the angles are computed in float32.
+
+    Returns:
+        cosine [..., 1, 1, head_dim / 2] and sine [..., 1, 2, head_dim / 2] (minus, plus), to broadcast over heads.
+    """
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    angles = positions[..., None, None, None].float() * (ROTARY_BASE**-exponents)
+    sine = angles.sin()
+    return angles.cos().to(dtype), torch.cat((-sine, sine), dim=-2).to(dtype)
+
+
+def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (i, i + head_dim / 2) by its angle: [..., heads, head_dim] -> the same."""
+    cosine, sine = turn
+    halves = x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
+    return torch.addcmul(halves * cosine, halves.flip(-2), sine).flatten(-2)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.heads, self.groups, self.head_dim = sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim
+        self.q_proj = nn.Linear(sizes.hidden_size, self.heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(sizes.hidden_size, self.groups * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(sizes.hidden_size, self.groups * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, sizes.hidden_size, bias=False)
+
+    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """[..., width] -> queries [..., heads, head_dim], keys and values [..., groups, head_dim]; turned."""
+        query = rotate(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)), turn)
+        key = rotate(self.k_proj(x).unflatten(-1, (self.groups, self.head_dim)), turn)
+        return query, key, self.v_proj(x).unflatten(-1, (self.groups, self.head_dim))
+
+    def forward(
+        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], store: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """[B, S, width] -> the same; `store` (keys, values) [B, G, capacity, head_dim] receives columns 0..S-1."""
+        query, key, value = (part.transpose(1, 2) for part in self.project(x, turn))
+        if store is not None:
+            store[0][:, :, : x.shape[1]].copy_(key)
+            store[1][:, :, : x.shape[1]].copy_(value)
+        mixed = functional.scaled_dot_product_attention(query, self._share(key), self._share(value), attn_mask=bias)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _share(self, x: Tensor) -> Tensor:
+        """[B, groups, S, head_dim] -> [B, heads, S, head_dim]; a view without copies where groups is 1."""
+        return x[:, :, None].expand(-1, -1, self.heads // self.groups, -1, -1).flatten(1, 2)
+
+    def step(
+        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], column: Tensor, store: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[B, width] -> the same; writes one column of `store` and attends to the first L, `bias` [B, 1, 1, L]."""
+        query, key, value = self.project(x, turn)
+        store[0].index_copy_(2, column, key[:, :, None])
+        store[1].index_copy_(2, column, value[:, :, None])
+        length = bias.shape[-1]
+        # The heads that share keys are the rows of one query matrix: nothing is expanded.
+        query = query.view(x.shape[0], self.groups, -1, self.head_dim)
+        mixed = functional.scaled_dot_product_attention(
+            query, store[0][:, :, :length], store[1][:, :, :length], attn_mask=bias
+        )
+        return self.o_proj(mixed.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+
+
+class MLP(nn.Module):
+    """gelu(gate) * up, then down."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> the same."""
+        gate = functional.gelu(self.gate_proj(x), approximate="tanh")
+        return self.down_proj(gate * self.up_proj(x))  # type: ignore[no-any-return]
+
+
+class DecoderLayer(nn.Module):
+    """Attention and mlp, each after a norm and added to its input."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(sizes.hidden_size)
+        self.self_attn = Attention(sizes)
+        self.post_attention_layernorm = RMSNorm(sizes.hidden_size)
+        self.mlp = MLP(sizes)
+
+    def forward(
+        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], store: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """[B, S, width] -> the same."""
+        x = x + self.self_attn(self.input_layernorm(x), bias, turn, store)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+    def step(
+        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], column: Tensor, store: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[B, width] -> the same."""
+        x = x + self.self_attn.step(self.input_layernorm(x), bias, turn, column, store)
+        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """The layers and the final norm: vectors in, vectors out."""
+
+    def __init__(self, sizes: TextSizes) -> None:
+        super().__init__()
+        self.head_dim = sizes.head_dim
+        self.layers = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.num_hidden_layers))
+        self.norm = RMSNorm(sizes.hidden_size)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: KeyValueCache | None = None,
+        *,
+        checkpointed: bool = False,
+    ) -> Tensor:
+        """Whole sequences.
+
+        Args:
+            x: [B, S, width].
+            mask: bool [B, 1, S, S], True where the query sees the key; no row may be empty.
+            positions: int64 [B, S].
+            cache: where given, its columns 0..S-1 receive the keys and values.
+            checkpointed: keep only the input of each layer and compute the rest again in the backward pass.
+
+        Returns:
+            [B, S, width] after the final norm.
+        """
+        turn = rotation(positions, self.head_dim, x.dtype)
+        bias = _bias(mask, x.dtype)
+        for index, layer in enumerate(self.layers):
+            store = None if cache is None else (cache.keys[index], cache.values[index])
+            if checkpointed:
+                x = checkpoint(layer, x, bias, turn, store, use_reentrant=False)
+            else:
+                x = layer(x, bias, turn, store)
+        return self.norm(x)  # type: ignore[no-any-return]
+
+    def step(self, x: Tensor, mask: Tensor, positions: Tensor, column: Tensor, cache: KeyValueCache) -> Tensor:
+        """One column of every row.
+
+        Args:
+            x: [B, width].
+            mask: bool [B, L], the first L <= capacity columns; the new column must be among them and True.
+            positions: int64 [B].
+            column: int64 [1], where keys and values are written.
+            cache: written in place.
+
+        Returns:
+            [B, width] after the final norm.
+        """
+        turn = rotation(positions, self.head_dim, x.dtype)
+        bias = _bias(mask[:, None, None], x.dtype)
+        for index, layer in enumerate(self.layers):
+            x = layer.step(x, bias, turn, column, (cache.keys[index], cache.values[index]))  # type: ignore[operator]
+        return self.norm(x)  # type: ignore[no-any-return]
+
+
+def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where seen, minus infinity elsewhere: made once, where a bool mask would be converted in every layer."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))

@@ -1,0 +1,178 @@
+"""PaliGemma: image encoder, projector, token table, decoder and head, as the parts that training and decoding call.
+
+Beyer et al., "PaliGemma: A versatile 3B VLM for transfer" (2024). The model consumes vectors, masks and positions; it
+knows nothing of prompts or actions. Left out: weights in files (weights.py), masks (masks.py), the loss (loss.py), the
+decoding loop (decode.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from pi0_fast.model.architecture import Architecture
+from pi0_fast.model.gemma import Decoder, KeyValueCache
+from pi0_fast.model.siglip import VisionTower
+from pi0_fast.types import PolicyError
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class PaliGemma(nn.Module):
+    """The model. In bfloat16 the vision tower, the projector and the norms stay float32.
+
+    Attributes:
+        architecture: the sizes.
+        tied_head: whether head and token table are one tensor.
+        dtype: of the decoder's matrices, the token table and the head.
+        gradient_checkpointing: in training mode, keep only each layer's input and compute the rest again in the
+            backward pass: about a third more time for a small part of the memory.
+
+    Raises:
+        PolicyError: a dtype other than float32 and bfloat16.
+    """
+
+    def __init__(self, architecture: Architecture, *, tied_head: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        if dtype not in DTYPES:
+            raise PolicyError(f"dtype {dtype} is not supported; float32 and bfloat16 are")
+        text = architecture.text
+        self.architecture = architecture
+        self.dtype = dtype
+        self.gradient_checkpointing = False
+        self.vision_tower = VisionTower(architecture.vision)
+        self.projector = nn.Linear(architecture.vision.hidden_size, text.hidden_size)
+        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.decoder = Decoder(text)
+        self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
+        for name, parameter in self.named_parameters():
+            if not keeps_float32(name):
+                parameter.data = parameter.data.to(dtype)
+        if tied_head:
+            self.lm_head.weight = self.embed_tokens.weight
+        # Rounded to the dtype, as it was when the checkpoints were trained.
+        self._embedding_scale = torch.tensor(text.hidden_size**0.5, dtype=dtype, device="cpu").item()
+        self._hidden_states: Callable[..., Tensor] = self._whole
+        self._prefill: Callable[..., Tensor] = self._whole
+        self._step: Callable[..., Tensor] = self.decoder.step
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether head and token table are one tensor."""
+        return self.lm_head.weight is self.embed_tokens.weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.embed_tokens.weight.device
+
+    def encode_images(self, images: Tensor) -> Tensor:
+        """Images to vectors of the decoder's width and dtype.
+
+        Args:
+            images: float32 [N, 3, image_size, image_size] in [-1, 1].
+
+        Returns:
+            [N, P, width], P vectors per image, not scaled.
+
+        Raises:
+            PolicyError: another shape.
+        """
+        size = self.architecture.vision.image_size
+        if images.ndim != 4 or tuple(images.shape[1:]) != (3, size, size):
+            raise PolicyError(f"images of shape {tuple(images.shape)}; the vision tower takes [N, 3, {size}, {size}]")
+        vectors = self.vision_tower(images.float(), checkpointed=self._checkpointed)
+        return self.projector(vectors).to(self.dtype)  # type: ignore[no-any-return]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Token vectors, scaled by the square root of the width: int64 [...] -> [..., width]."""
+        return functional.embedding(ids, self.embed_tokens.weight) * self._embedding_scale
+
+    def hidden_states(self, embeddings: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+        """Run whole sequences through the decoder.
+
+        Args:
+            embeddings: [B, S, width], from `encode_images` and `embed`.
+            mask: bool [B, 1, S, S] of masks.attention_mask.
+            positions: int64 [B, S].
+
+        Returns:
+            [B, S, width] after the final norm, ready for the head.
+        """
+        return self._hidden_states(embeddings, mask, positions)
+
+    def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
+        """Room for `capacity` columns of `batch` rows: 2 * layers * B * capacity * kv heads * head_dim numbers."""
+        text = self.architecture.text
+        shape = (batch, text.num_key_value_heads, capacity, text.head_dim)
+
+        # Zeros, not whatever was in memory: a masked column has weight 0, and 0 * NaN would still be NaN.
+        def empty() -> list[Tensor]:
+            return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
+
+        return KeyValueCache(empty(), empty())
+
+    def prefill(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
+        """`hidden_states` that also fills columns 0..S-1 of the cache.
+
+        Raises:
+            PolicyError: the cache is too small or has another number of rows.
+        """
+        batch, length = embeddings.shape[:2]
+        if batch != cache.batch or length > cache.capacity:
+            raise PolicyError(
+                f"a cache of {cache.batch} rows and {cache.capacity} columns cannot hold {batch} rows of {length}"
+            )
+        return self._prefill(embeddings, mask, positions, cache)
+
+    def step(self, ids: Tensor, mask: Tensor, positions: Tensor, column: int | Tensor, cache: KeyValueCache) -> Tensor:
+        """Feed one token of every row.
+
+        Args:
+            ids: int64 [B], the tokens.
+            mask: bool [B, L]: which of the first L <= capacity columns each row sees, the new one included. A short
+                mask saves time; one length throughout saves compilations.
+            positions: int64 [B].
+            column: where their keys and values go, one column for all rows; int, or int64 [1] on the device.
+            cache: written in place.
+
+        Returns:
+            [B, width] after the final norm, ready for the head.
+        """
+        if isinstance(column, int):
+            column = torch.tensor([column], device=ids.device)
+        return self._step(self.embed(ids), mask, positions, column, cache)
+
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """The head's rows for these ids, copied to lie side by side: int64 [K] -> [K, width]."""
+        return self.lm_head.weight.index_select(0, ids)
+
+    def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Scores of the whole vocabulary, or of the rows from `head_rows`: [..., width] -> float32 [..., V or K]."""
+        return functional.linear(hidden, self.lm_head.weight if rows is None else rows).float()
+
+    def compile(self, mode: str = "default") -> None:
+        """Replace `hidden_states`, `prefill` and `step` by compiled versions, from now on.
+
+        Sequence lengths are dynamic: another length does not compile again. mode: as in torch.compile.
+        """
+        self._hidden_states = torch.compile(self._whole, mode=mode, dynamic=True)
+        self._prefill = torch.compile(self._whole, mode=mode, dynamic=True)
+        self._step = torch.compile(self.decoder.step, mode=mode)
+
+    @property
+    def _checkpointed(self) -> bool:
+        return self.gradient_checkpointing and self.training and torch.is_grad_enabled()
+
+    def _whole(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+        return self.decoder(  # type: ignore[no-any-return]
+            embeddings, mask, positions, cache, checkpointed=self._checkpointed
+        )
+
+
+def keeps_float32(name: str) -> bool:
+    """Whether a parameter stays float32 in a bfloat16 model: the vision tower, the projector and the norms."""
+    return name.startswith(("vision_tower.", "projector.")) or "norm" in name
