@@ -29,6 +29,16 @@ HUB_FILES = (TOKENIZER_JSON, *_COMPANIONS, TOKENIZER_MODEL)
 BUILT_IN = "byte"
 
 _SPECIAL_NAMES = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
+#: tokenizer_config.json of Gemma's and PaliGemma's vocabularies, for transformers.
+_GEMMA_CONFIG = {
+    "tokenizer_class": "GemmaTokenizer",
+    "add_bos_token": True,
+    "add_eos_token": False,
+    **_SPECIAL_NAMES,
+    "unk_token": "<unk>",
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 1_000_000,
+}
 _SPACE = "\u2581"  # what sentencepiece and Gemma's vocabularies write for a space
 _PROBE = "x"
 
@@ -94,6 +104,8 @@ class TextTokenizer(ABC):
 
     def save(self, directory: str | Path) -> None:
         """Write the tokenizer's files, byte for byte as they were read, into a directory (made if missing).
+
+        They load here with the same fingerprint, and in transformers with the same ids, wherever the originals did.
 
         Raises:
             OSError: they cannot be written.
@@ -207,13 +219,23 @@ class JsonTextTokenizer(TextTokenizer):
 
 
 class SentencePieceTextTokenizer(TextTokenizer):
-    """A sentencepiece `.model`, as PaliGemma's; bos before a prompt, as in the tokenizer.json made of that one."""
+    """A sentencepiece `.model`, as PaliGemma's; bos before a prompt, as in the `tokenizer.json` made of that one.
 
-    def __init__(self, model: bytes, where: str) -> None:
+    A literal ``<bos>`` in a text is text here, and the special token in a `tokenizer.json`; else the ids are the same.
+    """
+
+    def __init__(self, model: bytes, where: str, config: bytes | None = None) -> None:
         """Make a tokenizer of the content of a `.model` file.
 
+        Args:
+            model: content of the file.
+            where: what to call it in errors.
+            config: content of the `tokenizer_config.json` beside it, whose `add_bos_token` and `add_eos_token` count.
+                Where there is none and the special tokens are Gemma's, `save` writes one with which transformers 5
+                reads the `.model` to the same ids.
+
         Raises:
-            PolicyError: sentencepiece is not installed, the file is damaged, or lacks bos, eos or pad.
+            PolicyError: sentencepiece is not installed, a file is damaged, or lacks bos, eos or pad.
         """
         try:
             from sentencepiece import SentencePieceProcessor
@@ -221,18 +243,24 @@ class SentencePieceTextTokenizer(TextTokenizer):
             raise PolicyError(
                 f"{where} needs the package sentencepiece: pip install 'pi0-fast[policy]', or give a {TOKENIZER_JSON}"
             ) from error
+        if not model:  # sentencepiece would take it for no file at all
+            raise PolicyError(f"{where} is empty")
         try:
             self._processor = SentencePieceProcessor(model_proto=model)
-        except Exception as error:  # sentencepiece raises RuntimeError, and others for an empty file
+        except Exception as error:  # a RuntimeError, or whatever the version raises
             raise PolicyError(f"{where} cannot be read as a sentencepiece model: {error}") from error
         self.vocab_size = int(self._processor.get_piece_size())
-        special = {"bos": self._processor.bos_id(), "eos": self._processor.eos_id(), "pad": self._processor.pad_id()}
-        missing = [name for name, number in special.items() if number < 0]
+        special = (self._processor.bos_id(), self._processor.eos_id(), self._processor.pad_id())
+        missing = [name for name, number in zip(_SPECIAL_NAMES, special, strict=True) if number < 0]
         if missing:
-            raise PolicyError(f"{where} has no {', '.join(missing)} token; prompts need bos, eos and pad")
-        self.bos_id, self.eos_id, self.pad_id = special.values()
-        self.prompt_prefix_ids, self.prompt_suffix_ids = (self.bos_id,), ()
-        self._files = {TOKENIZER_MODEL: model}
+            raise PolicyError(f"{where} has no {', '.join(missing)}; prompts need bos, eos and pad")
+        self.bos_id, self.eos_id, self.pad_id = special
+        if config is None and [self.piece(number) for number in special] == list(_SPECIAL_NAMES.values()):
+            config = json.dumps(_GEMMA_CONFIG, indent=2).encode()
+        self._files = {TOKENIZER_MODEL: model, **({} if config is None else {TOKENIZER_CONFIG: config})}
+        settings = {} if config is None else _json_object(config, f"{TOKENIZER_CONFIG} beside {where}")
+        self.prompt_prefix_ids = (self.bos_id,) if settings.get("add_bos_token", True) else ()
+        self.prompt_suffix_ids = (self.eos_id,) if settings.get("add_eos_token", False) else ()
         self.fingerprint = self._hash(model)
 
     def encode(self, text: str) -> list[int]:
@@ -392,12 +420,12 @@ def _read(path: Path) -> TextTokenizer:
             raise PolicyError(f"{path} holds no {TOKENIZER_JSON} and {found}, so it is no text tokenizer's directory")
     try:
         content = path.read_bytes()
-        if path.suffix != ".json":
-            return SentencePieceTextTokenizer(content, str(path))
         beside = {name: (path.parent / name).read_bytes() for name in _COMPANIONS if (path.parent / name).is_file()}
     except OSError as error:
         raise PolicyError(f"{path} cannot be read: {error}") from error
-    return JsonTextTokenizer({TOKENIZER_JSON: content, **beside}, str(path.parent))
+    if path.suffix == ".json":
+        return JsonTextTokenizer({TOKENIZER_JSON: content, **beside}, str(path.parent))
+    return SentencePieceTextTokenizer(content, str(path), beside.get(TOKENIZER_CONFIG))
 
 
 def _json_object(content: bytes, where: str) -> Mapping[str, Any]:
