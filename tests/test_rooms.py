@@ -44,6 +44,7 @@ ACTIONS = [
     "bpe",
     "bpe_training",
     "segmentation",
+    "one_pass",
     "reference_format",
     "vocabulary",
     "grammar",

@@ -5,18 +5,23 @@ range of rows into pieces and runs them on a thread pool of this process. The di
 in it are deleted, and machine code that cannot be written is made anew by the next process. Left out on purpose:
 numba's own `parallel=True`, whose thread layers either kill forked workers or abort under threads.
 
-Kernels never call a kernel of another file: numba's cache only notices changes of the file that a kernel stands in.
+numba's cache only notices changes of the file that a kernel stands in: one that takes steps from other files names them
+in `kernel(uses=...)`.
 """
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import inspect
 import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from numba import njit
@@ -35,6 +40,16 @@ class _ForgivingCache(FunctionCache):
 
     numba lets such errors reach whoever calls the kernel, in every later process too.
     """
+
+    def __init__(self, function: Callable[..., Any], uses: tuple[ModuleType, ...] = ()) -> None:
+        super().__init__(function)  # type: ignore[no-untyped-call]
+        self._uses = uses
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        """numba's key, and what the kernel takes from other files."""
+        key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
+        sources = "".join(inspect.getsource(module) for module in self._uses)
+        return (*key, hashlib.sha256(sources.encode()).hexdigest())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The machine code for a signature, or None where none is kept or what is kept cannot be read."""
@@ -78,15 +93,19 @@ def _report_uncached(function: Callable[..., Any], reason: object) -> None:
         uncached.append(function.__qualname__)
 
 
-def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+def kernel(function: Callable[..., Any] | None = None, *, uses: tuple[ModuleType, ...] = ()) -> Callable[..., Any]:
     """Compile with numba on first use: nogil, no fast-math (so results do not depend on the processor), disk cache.
+
+    Used as ``@kernel``, or as ``@kernel(uses=(module, ...))`` where inlined steps come from other files.
 
     Where neither the package's directory, nor the user's cache, nor NUMBA_CACHE_DIR is writable (or the disk is full)
     the kernel is compiled anew in every process (some seconds each); that is logged once and listed in `uncached`.
     """
+    if function is None:
+        return partial(kernel, uses=uses)
     compiled: Callable[..., Any] = njit(nogil=True)(function)
     try:
-        cache = _ForgivingCache(function)  # type: ignore[no-untyped-call]
+        cache = _ForgivingCache(function, uses)
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise

@@ -346,26 +346,30 @@ def encode_rows(
 # --- Decoding -----------------------------------------------------------------------------------------------
 
 
+@inlined
+def expand_row(ids, values, bounds, out):  # type: ignore[no-untyped-def]
+    """One row of `expand_rows`; returns how many values it would have, and the place of a bad id."""
+    limit, total, bad = len(out), 0, -1
+    for j in range(len(ids)):
+        token = ids[j]
+        if token < 0 or token >= len(bounds) - 1:
+            bad = j
+            break
+        first, size = bounds[token], bounds[token + 1] - bounds[token]
+        for k in range(min(size, max(limit - total, 0))):
+            out[total + k] = values[first + k]
+        total += size
+    for k in range(total, limit):
+        out[k] = 0
+    return total, bad
+
+
 @kernel
 def _expand_rows(ids, starts, ends, values, bounds, out, totals, bad):  # type: ignore[no-untyped-def]
-    limit = out.shape[1]
     whole = True
     for n in range(len(out)):
-        total = 0
-        bad[n] = -1
-        for j in range(starts[n], ends[n]):
-            token = ids[j]
-            if token < 0 or token >= len(bounds) - 1:
-                bad[n] = j - starts[n]
-                break
-            first, size = bounds[token], bounds[token + 1] - bounds[token]
-            for k in range(min(size, max(limit - total, 0))):
-                out[n, total + k] = values[first + k]
-            total += size
-        totals[n] = total
-        whole &= total == limit and bad[n] < 0
-        for k in range(total, limit):
-            out[n, k] = 0
+        totals[n], bad[n] = expand_row(ids[starts[n] : ends[n]], values, bounds, out[n])
+        whole &= totals[n] == out.shape[1] and bad[n] < 0
     return whole
 
 

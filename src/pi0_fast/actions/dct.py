@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pi0_fast._kernels import kernel
+from pi0_fast._kernels import inlined, kernel
 
 
 @lru_cache(maxsize=64)
@@ -29,35 +29,24 @@ def dct_matrix(horizon: int) -> npt.NDArray[np.float32]:
     return result
 
 
-@kernel
-def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturations, bad):  # type: ignore[no-untyped-def]
-    """Chunks float32 [N, H, D] -> clipped integer coefficients, flattened: out int32 [N, H*D]; whether all are good.
-
-    `scales` float32 [D]. Coefficients outside [low, high] are clipped; `saturations` int32 [N] counts them. A value
-    that is not finite, or larger than `value_limit`, is reported by its flat position in `bad` int64 [N] (else -1),
-    and the row's coefficients are then meaningless.
+@inlined
+def quantize_row(chunk, matrix, scales, lowest, highest, value_limit, folded, total, target):  # type: ignore[no-untyped-def]
+    """One chunk of `quantize_rows`; `folded` and `total` are scratch. Returns how many were clipped, and the bad place.
 
     The sum over time is folded: row k of the matrix is symmetric in time for even k and antisymmetric for odd k, so
     half the multiplications do.
     """
-    rows, horizon, size = chunks.shape
+    horizon, size = chunk.shape
     half = horizon // 2
-    all_good = True
-    lowest, highest = np.float32(low), np.float32(high)
-    folded = np.empty((2, half + 1, size), np.float32)
-    total = np.empty(size, np.float32)
-    for n in range(rows):
-        chunk = chunks[n]
-        strange = 0
-        for t in range(horizon):
-            for d in range(size):
-                strange += not (abs(chunk[t, d]) <= value_limit)  # also counts NaN
-        bad[n] = -1
-        if strange > 0:
-            while bad[n] < 0 or abs(chunk[bad[n] // size, bad[n] % size]) <= value_limit:
-                bad[n] += 1
-            all_good = False
-            continue
+    strange, bad, clipped = 0, -1, 0
+    for t in range(horizon):
+        for d in range(size):
+            strange += not (abs(chunk[t, d]) <= value_limit)  # also counts NaN
+    if strange > 0:
+        bad = 0
+        while abs(chunk[bad // size, bad % size]) <= value_limit:
+            bad += 1
+    else:
         for t in range(half):
             for d in range(size):
                 first, last = chunk[t, d], chunk[horizon - 1 - t, d]
@@ -69,7 +58,6 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
             for d in range(size):
                 folded[0, half, d] = chunk[half, d]
                 folded[1, half, d] = np.float32(0.0)
-        clipped = 0
         for k in range(horizon):
             source, weights = folded[k % 2], matrix[k]
             for d in range(size):
@@ -85,13 +73,73 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
                 for d in range(size):
                     total[d] += weights[t] * source[t, d]
                 t += 1
-            target = out[n, k * size : (k + 1) * size]
+            level = target[k * size : (k + 1) * size]
             for d in range(size):
                 value = np.rint(total[d] * scales[d])
                 clipped += (value < lowest) | (value > highest)
-                target[d] = np.int32(min(max(value, lowest), highest))
-        saturations[n] = clipped
+                level[d] = np.int32(min(max(value, lowest), highest))
+    return clipped, bad
+
+
+@kernel
+def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturations, bad):  # type: ignore[no-untyped-def]
+    """Chunks float32 [N, H, D] -> clipped integer coefficients, flattened: out int32 [N, H*D]; whether all are good.
+
+    `scales` float32 [D]. Coefficients outside [low, high] are clipped; `saturations` int32 [N] counts them. A value
+    that is not finite, or larger than `value_limit`, is reported by its flat position in `bad` int64 [N] (else -1),
+    and the row's coefficients are then meaningless.
+    """
+    rows, horizon, size = chunks.shape
+    all_good = True
+    lowest, highest = np.float32(low), np.float32(high)
+    folded = np.empty((2, horizon // 2 + 1, size), np.float32)
+    total = np.empty(size, np.float32)
+    for n in range(rows):
+        saturations[n], bad[n] = quantize_row(
+            chunks[n], matrix, scales, lowest, highest, value_limit, folded, total, out[n]
+        )
+        all_good &= bad[n] < 0
     return all_good
+
+
+@inlined
+def dequantize_row(coefficients, matrix, scales, folded, levels, frequencies, out):  # type: ignore[no-untyped-def]
+    """One chunk of `dequantize_rows`; scratch is `folded` [2, (H+1)//2, D], `levels` [H, D], `frequencies` int32 [H]."""
+    horizon, size = out.shape
+    half = (horizon + 1) // 2
+    for parity in range(2):
+        used = 0
+        for k in range(parity, horizon, 2):
+            any_set = 0
+            for d in range(size):
+                any_set |= coefficients[k * size + d]
+            if any_set != 0:
+                frequencies[used] = k
+                for d in range(size):
+                    levels[used, d] = np.float32(coefficients[k * size + d]) / scales[d]
+                used += 1
+        for t in range(half):
+            target = folded[parity, t]
+            for d in range(size):
+                target[d] = np.float32(0.0)
+            i = 0
+            while i + 4 <= used:  # four at a time, added in order, as in `quantize_row`
+                w0, w1 = matrix[frequencies[i], t], matrix[frequencies[i + 1], t]
+                w2, w3 = matrix[frequencies[i + 2], t], matrix[frequencies[i + 3], t]
+                s0, s1, s2, s3 = levels[i], levels[i + 1], levels[i + 2], levels[i + 3]
+                for d in range(size):
+                    target[d] = target[d] + w0 * s0[d] + w1 * s1[d] + w2 * s2[d] + w3 * s3[d]
+                i += 4
+            while i < used:
+                weight = matrix[frequencies[i], t]
+                for d in range(size):
+                    target[d] += weight * levels[i, d]
+                i += 1
+    for t in range(half):
+        for d in range(size):
+            even, odd = folded[0, t, d], folded[1, t, d]
+            out[horizon - 1 - t, d] = even - odd
+            out[t, d] = even + odd  # the middle step of an odd horizon is written last, and has no odd part
 
 
 @kernel
@@ -101,26 +149,7 @@ def dequantize_rows(coefficients, matrix, scales, out):  # type: ignore[no-untyp
     Most high frequencies of a chunk are zero in every dimension, and are skipped.
     """
     rows, horizon, size = out.shape
-    half = (horizon + 1) // 2
-    level = np.empty(size, np.float32)
-    folded = np.empty((2, half, size), np.float32)
+    folded, levels = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty((horizon, size), np.float32)
+    frequencies = np.empty(horizon, np.int32)
     for n in range(rows):
-        folded[:] = np.float32(0.0)
-        for k in range(horizon):
-            any_set = 0
-            for d in range(size):
-                any_set |= coefficients[n, k * size + d]
-            if any_set == 0:
-                continue
-            for d in range(size):
-                level[d] = np.float32(coefficients[n, k * size + d]) / scales[d]
-            target = folded[k % 2]
-            for t in range(half):
-                weight = matrix[k, t]
-                for d in range(size):
-                    target[t, d] += weight * level[d]
-        for t in range(half):
-            for d in range(size):
-                even, odd = folded[0, t, d], folded[1, t, d]
-                out[n, horizon - 1 - t, d] = even - odd
-                out[n, t, d] = even + odd  # the middle step of an odd horizon is written last, and has no odd part
+        dequantize_row(coefficients[n], matrix, scales, folded, levels, frequencies, out[n])

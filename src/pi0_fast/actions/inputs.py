@@ -23,6 +23,7 @@ LongArray = npt.NDArray[np.int64]
 
 #: Ids beyond this stand for themselves no more; they are outside every vocabulary.
 ID_RANGE = np.iinfo(np.int32)
+_FLOAT32 = np.dtype(np.float32)
 
 
 def checked_scale(scale: float | Sequence[float], action_dim: int | None) -> float | list[float]:
@@ -44,6 +45,8 @@ def scale_array(scale: float | list[float], action_dim: int) -> FloatArray:
 
 def as_chunks(chunks: Any, shape: tuple[int | None, int | None]) -> FloatArray:
     """Any numeric layout as C-contiguous float32 [N, H, D]; one chunk [H, D] becomes N = 1."""
+    if type(chunks) is np.ndarray and chunks.shape == shape and chunks.dtype == _FLOAT32 and chunks.flags.c_contiguous:
+        return chunks[None]  # what a robot encodes: microseconds matter
     array = as_numbers(chunks, "action chunks")
     horizon, size = shape
     if array.ndim == 1 and array.size == 0:
@@ -96,6 +99,18 @@ def as_rows_of_ids(ids: Any) -> tuple[IntArray, LongArray, LongArray, bool]:
         return flat, np.zeros(1, np.int64), counts, True
     ends = np.cumsum(counts, dtype=np.int64)
     return flat, ends - counts, ends, False
+
+
+def one_list_of_ids(ids: list[Any]) -> IntArray | None:
+    """A flat list of whole numbers of 32 bits as int32 [T]; None for any other list, an empty one too."""
+    if not ids or type(ids[0]) is not int:
+        return None
+    joined = typed_array("i")
+    try:
+        joined.fromlist(ids)
+    except (TypeError, OverflowError):
+        return None  # as_rows_of_ids says what is wrong, or takes what is merely unusual
+    return np.frombuffer(joined, np.int32)
 
 
 def _joined(rows: list[Any]) -> tuple[IntArray, LongArray]:

@@ -23,6 +23,7 @@ from pi0_fast._kernels import inlined, kernel
 from pi0_fast.actions.bpe import IntArray, Merges, encode_rows
 
 _NO_RANK = np.int32(0x7FFFFFFF)
+_HEADER = 4
 _SHORTER, _WIDTH, _BORN, _LEFT, _RIGHT = 0, 1, 2, 3, 4
 _FITS, _FITS_NOT = np.int8(1), np.int8(2)
 #: Up to this many ids, what is known of pairs is kept in a table (16 MB at most); beyond it is found anew each time.
@@ -31,29 +32,61 @@ _LARGEST_REMEMBERED = 4096
 
 @dataclass(frozen=True)
 class SearchTables:
-    """What `segment_rows` looks up; built once for a vocabulary by `search_tables`.
+    """What `segment_row` looks up; built once for a vocabulary by `search_tables`, taken apart by `unpacked`.
 
-    Few arrays rather than clear ones: handing an array to a kernel takes as long as encoding some tokens.
+    Three arrays rather than seven: handing an array to a kernel takes as long as encoding some tokens.
 
     Attributes:
-        keys, children: hash table of the trie of all expansions: (node + 1) << 32 | base id -> node, from root 0.
-        longest: int32 [nodes]; the longest token that begins the way to each node, -1 at the root.
-        tokens: int32 [V, 5]; of each token, by `_SHORTER` to `_RIGHT`: the longest token that is a proper beginning of
-            it (-1: none), its number of base ids, the rank of the merge that makes it (-1: none), and what that joins.
-        common: the base id that most often stands in runs.
-        chain: int32; the node after 0, 1, 2, ... times `common`.
-        merges: hash table of the merges, uint64: (left << 16 | right) + 1 << 32 | rank, or 0.
+        wide: uint64; the `keys` of the trie, then the table of `merges`.
+        narrow: int32; a header of `_HEADER` numbers, then `children`, `longest`, `ahead`, `chain` and `tokens`.
         known: int8 [V * V] or empty; whether two tokens fit, as far as it has been asked.
+
+    The parts:
+        keys, children: hash table of the trie of all expansions: (node + 1) << 32 | base id -> node, from root 0.
+        longest: [nodes]; the longest token that begins the way to each node, -1 at the root.
+        ahead: [nodes]; the base id that leads from each node to the one numbered next, -1 where none does. Most nodes
+            have one child, numbered next: then no hash table is asked, and memory is read in order.
+        common: the base id that most often stands in runs.
+        chain: the node after 0, 1, 2, ... times `common`.
+        tokens: [V, 5]; of each token, by `_SHORTER` to `_RIGHT`: the longest token that is a proper beginning of it
+            (-1: none), its number of base ids, the rank of the merge that makes it (-1: none), and what that joins.
+        merges: hash table of the merges: (left << 16 | right) + 1 << 32 | rank, or 0.
     """
 
-    keys: npt.NDArray[np.uint64]
-    children: IntArray
-    longest: IntArray
-    tokens: IntArray
-    common: int
-    chain: IntArray
-    merges: npt.NDArray[np.uint64]
+    wide: npt.NDArray[np.uint64]
+    narrow: IntArray
     known: npt.NDArray[np.int8]
+
+    @classmethod
+    def pack(
+        cls,
+        keys: npt.NDArray[np.uint64],
+        children: IntArray,
+        longest: IntArray,
+        ahead: IntArray,
+        common: int,
+        chain: IntArray,
+        tokens: IntArray,
+        merges: npt.NDArray[np.uint64],
+        known: npt.NDArray[np.int8],
+    ) -> SearchTables:
+        """Join the parts."""
+        header = np.array([len(keys), len(longest), len(chain), common], np.int32)
+        narrow = np.concatenate([header, children, longest, ahead, chain, tokens.reshape(-1)])
+        return cls(np.concatenate([keys, merges]), narrow, known)
+
+
+@inlined
+def unpacked(wide, narrow):  # type: ignore[no-untyped-def]
+    """The parts of `SearchTables`: keys, children, longest, ahead, common, chain, tokens, merges."""
+    first = _HEADER + narrow[0]
+    second = first + narrow[1]
+    third = second + narrow[1]
+    fourth = third + narrow[2]
+    keys, merges = wide[: narrow[0]], wide[narrow[0] :]
+    children, longest, ahead = narrow[_HEADER:first], narrow[first:second], narrow[second:third]
+    chain, tokens = narrow[third:fourth], narrow[fourth:].reshape((len(narrow) - fourth) // 5, 5)
+    return keys, children, longest, ahead, narrow[3], chain, tokens, merges
 
 
 def is_searchable(merges: Merges) -> bool:
@@ -74,9 +107,9 @@ def search_tables(merges: Merges) -> SearchTables:
     size = 1 << 12
     while True:  # most ways begin alike, so the number of nodes is not known before
         keys, children = np.zeros(size, np.uint64), np.zeros(size, np.int32)
-        longest = np.full(size, -1, np.int32)
+        longest, ahead = np.full((2, size), -1, np.int32)
         shorter = np.full(len(expansions), -1, np.int32)
-        nodes = _build_trie(values, bounds, keys, children, longest, shorter)
+        nodes = _build_trie(values, bounds, keys, children, longest, ahead, shorter)
         if nodes > 0:
             break
         size *= 4
@@ -92,7 +125,9 @@ def search_tables(merges: Merges) -> SearchTables:
     table = np.zeros(1 << int(np.ceil(np.log2(4 * len(merges.left) + 4))), np.uint64)
     _fill_merges(merges.left, merges.right, table)
     known = np.zeros(count * count if count <= _LARGEST_REMEMBERED else 0, np.int8)
-    return SearchTables(keys, children, longest[:nodes].copy(), tokens, common, np.array(chain, np.int32), table, known)
+    return SearchTables.pack(
+        keys, children, longest[:nodes], ahead[:nodes], common, np.array(chain, np.int32), tokens, table, known
+    )
 
 
 def _tokens_that_are_made(merges: Merges) -> npt.NDArray[np.bool_]:
@@ -127,7 +162,7 @@ def _child(keys, children, node, symbol):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _build_trie(values, bounds, keys, children, longest, shorter):  # type: ignore[no-untyped-def]
+def _build_trie(values, bounds, keys, children, longest, ahead, shorter):  # type: ignore[no-untyped-def]
     """Fill the tables; returns the number of nodes, or -1 if there are more than a quarter of the slots."""
     nodes = 1
     for token in range(len(bounds) - 1):
@@ -138,6 +173,8 @@ def _build_trie(values, bounds, keys, children, longest, shorter):  # type: igno
                 if nodes * 4 >= len(keys):
                     return -1
                 keys[slot], children[slot] = key, nodes
+                if nodes == node + 1:
+                    ahead[node] = values[k]
                 nodes += 1
             node = children[slot]
         if node > 0:
@@ -174,7 +211,7 @@ def _fill_merges(left, right, merges):  # type: ignore[no-untyped-def]
         merges[slot] = (key << np.uint64(32)) | np.uint64(rank)
 
 
-@kernel
+@inlined
 def _fit(x, y, tokens, merges):  # type: ignore[no-untyped-def]
     """Whether x followed by y is how byte-pair encoding cuts what they stand for.
 
@@ -197,73 +234,92 @@ def _fit(x, y, tokens, merges):  # type: ignore[no-untyped-def]
             y = tokens[y, _LEFT]
 
 
-@kernel
-def _segment_rows(  # type: ignore[no-untyped-def]
-    rows, lengths, keys, children, longest, tokens, common, chain, merges, known, out, out_lengths
+@inlined
+def segment_row(  # type: ignore[no-untyped-def]
+    row, size, keys, children, longest, ahead, common, chain, tokens, merges, known, run_from, dead, out
 ):
-    count_of_tokens = len(tokens)
-    remember = len(known) > 0
-    run_from = np.empty(rows.shape[1] + 1, np.int32)  # how many `common` follow from each place
-    dead = np.empty(rows.shape[1] + 1, np.bool_)  # places from which the row cannot be cut to its end
+    """Encode the first `size` base ids of a row into `out`; returns the number of tokens, -1 if there is no way.
+
+    `run_from` (how many `common` follow from each place) and `dead` (places from which the row cannot be cut to its
+    end) are scratch of size + 1.
+    """
+    count, run, any_dead = 0, 0, False
+    for i in range(size - 1, -1, -1):
+        run = run + 1 if row[i] == common else 0
+        run_from[i] = run
+    begin = 0
+    while begin < size:
+        end = begin
+        while end < size and row[end] >= 0:
+            end += 1
+        first = count  # the first token between two barriers has no left neighbour
+        position, token, retry = begin, np.int32(-1), False
+        while position < end:
+            if not retry:
+                # The longest token from here: jump over a run of the common id, then walk the trie.
+                run = run_from[position]
+                steps = min(run, len(chain) - 1)
+                node, at = chain[steps], position + steps
+                walking = steps == run
+                while walking and at < end:
+                    if ahead[node] == row[at]:
+                        node += 1
+                        at += 1
+                        continue
+                    slot, _ = _find(keys, node, row[at])
+                    walking = keys[slot] != np.uint64(0)
+                    if walking:
+                        node = children[slot]
+                        at += 1
+                token = longest[node]
+            placed = False
+            while token >= 0 and not placed:
+                placed = not (any_dead and dead[position + tokens[token, _WIDTH]])
+                if placed and count > first:
+                    before = out[count - 1]
+                    if len(known) > 0:
+                        fact = known[before * len(tokens) + token]
+                        if fact == 0:
+                            fact = _FITS if _fit(before, token, tokens, merges) else _FITS_NOT
+                            known[before * len(tokens) + token] = fact
+                        placed = fact == _FITS
+                    else:
+                        placed = _fit(before, token, tokens, merges)
+                if not placed:
+                    token = tokens[token, _SHORTER]
+            retry = not placed
+            if placed:
+                out[count] = token
+                count += 1
+                position += tokens[token, _WIDTH]
+            elif count == first:
+                return -1  # no cut at all: cannot be, see segment_rows
+            else:  # step back, and try what is shorter there
+                if not any_dead:  # most rows need no step back, and then nobody looks at `dead`
+                    any_dead = True
+                    dead[: size + 1] = False
+                dead[position] = True
+                count -= 1
+                token = out[count]
+                position -= tokens[token, _WIDTH]
+                token = tokens[token, _SHORTER]
+        begin = end + 1
+    return count
+
+
+@kernel
+def _segment_rows(rows, lengths, wide, narrow, known, out, out_lengths):  # type: ignore[no-untyped-def]
+    keys, children, longest, ahead, common, chain, tokens, merges = unpacked(wide, narrow)
+    run_from = np.empty(rows.shape[1] + 1, np.int32)
+    dead = np.empty(rows.shape[1] + 1, np.bool_)
     base = 0  # where the row's ids begin in `out`
     for n in range(len(rows)):
-        row, count, size = rows[n], 0, lengths[n]
-        run = 0
-        for i in range(size - 1, -1, -1):
-            run = run + 1 if row[i] == common else 0
-            run_from[i] = run
-            dead[i] = False
-        dead[size] = False
-        begin = 0
-        while begin < size:
-            end = begin
-            while end < size and row[end] >= 0:
-                end += 1
-            first = count  # the first token between two barriers has no left neighbour
-            position, token, retry = begin, np.int32(-1), False
-            while position < end:
-                if not retry:
-                    # The longest token from here: jump over a run of the common id, then walk the trie.
-                    run = run_from[position]
-                    steps = min(run, len(chain) - 1)
-                    node, at = chain[steps], position + steps
-                    walking = steps == run
-                    while walking and at < end:
-                        slot, _ = _find(keys, node, row[at])
-                        walking = keys[slot] != np.uint64(0)
-                        if walking:
-                            node = children[slot]
-                            at += 1
-                    token = longest[node]
-                placed = False
-                while token >= 0 and not placed:
-                    placed = not dead[position + tokens[token, _WIDTH]]
-                    if placed and count > first:
-                        before = out[base + count - 1]
-                        if remember:
-                            fact = known[before * count_of_tokens + token]
-                            if fact == 0:
-                                fact = _FITS if _fit(before, token, tokens, merges) else _FITS_NOT
-                                known[before * count_of_tokens + token] = fact
-                            placed = fact == _FITS
-                        else:
-                            placed = _fit(before, token, tokens, merges)
-                    if not placed:
-                        token = tokens[token, _SHORTER]
-                retry = not placed
-                if placed:
-                    out[base + count] = token
-                    count += 1
-                    position += tokens[token, _WIDTH]
-                elif count == first:
-                    return -1  # no cut at all: cannot be, see segment_rows
-                else:  # step back, and try what is shorter there
-                    dead[position] = True
-                    count -= 1
-                    token = out[base + count]
-                    position -= tokens[token, _WIDTH]
-                    token = tokens[token, _SHORTER]
-            begin = end + 1
+        count = segment_row(
+            rows[n], lengths[n], keys, children, longest, ahead, common, chain, tokens, merges, known, run_from, dead,
+            out[base:],
+        )  # fmt: skip
+        if count < 0:
+            return -1
         out_lengths[n] = count
         base += count
     return base
@@ -280,15 +336,10 @@ def segment_rows(tables: SearchTables, rows: IntArray, lengths: IntArray | None 
     Returns:
         The ids of all rows, one row after the other, int32, and how many each row has, int32 [N].
     """
-    out_lengths = np.empty(len(rows), np.int32)
     if lengths is None:
-        lengths = out_lengths  # read before it is written
-        lengths.fill(rows.shape[1])
-    out = np.empty(rows.size, np.int32)
-    written = _segment_rows(
-        rows, lengths, tables.keys, tables.children, tables.longest, tables.tokens, tables.common, tables.chain,
-        tables.merges, tables.known, out, out_lengths,
-    )  # fmt: skip
+        lengths = np.full(len(rows), rows.shape[1], np.int32)
+    out, out_lengths = np.empty(rows.size, np.int32), np.empty(len(rows), np.int32)
+    written = _segment_rows(rows, lengths, tables.wide, tables.narrow, tables.known, out, out_lengths)
     if written < 0:
         raise RuntimeError("a row has no byte-pair encoding: its ids are not all base ids of the vocabulary")
     return out[:written].copy(), out_lengths

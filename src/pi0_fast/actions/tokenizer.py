@@ -36,9 +36,18 @@ from pi0_fast.actions.directory import (
     wait_for_directory,
     write_files,
 )
-from pi0_fast.actions.inputs import ID_RANGE, as_chunks, as_rows_of_ids, checked_hold, checked_scale, scale_array
+from pi0_fast.actions.inputs import (
+    ID_RANGE,
+    as_chunks,
+    as_rows_of_ids,
+    checked_hold,
+    checked_scale,
+    one_list_of_ids,
+    scale_array,
+)
 from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
 from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.one_pass import REPORT, Decoder, Encoder
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
 from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
 from pi0_fast.types import TokenizerError, UsageError
@@ -248,7 +257,8 @@ class FastTokenizer:
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
         self._scale_arrays: dict[int, FloatArray] = {}
-        self._value_limits: dict[int, float] = {}
+        self._decoders: dict[tuple[int, int], Decoder] = {}
+        self._encoders: dict[tuple[int, int], Encoder | None] = {}
         self.metadata: dict[str, Any] | None = None
 
     # --- fit --------------------------------------------------------------------------------------------------------
@@ -363,12 +373,16 @@ class FastTokenizer:
         Raises:
             TokenizerError: another shape than the tokenizer's, values that are not finite or no normalised actions.
         """
-        flat, lengths, info = self._encode(chunks, num_threads)
-        values = flat.tolist()
-        if len(lengths) == 1:
-            return ([values], info) if return_info else [values]
+        values = as_chunks(chunks, (self.time_horizon, self.action_dim))
+        encoder = self._encoder(values.shape[1], values.shape[2])
+        if encoder is not None and len(values) == 1 and not return_info:
+            out, written = encoder.encode(values)
+            if written >= 0:
+                return [out[REPORT : REPORT + written].tolist()]
+        flat, lengths, info = self._encode(values, encoder, num_threads)
+        ids = flat.tolist()
         ends = np.cumsum(lengths).tolist()
-        rows = [values[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
+        rows = [ids[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
         return (rows, info) if return_info else rows
 
     def __call__(self, chunks: Any) -> list[list[int]]:
@@ -380,36 +394,65 @@ class FastTokenizer:
 
         T is the longest row's length. Arguments and errors as in `encode`.
         """
-        flat, lengths, _ = self._encode(chunks, num_threads)
+        values = as_chunks(chunks, (self.time_horizon, self.action_dim))
+        flat, lengths, _ = self._encode(values, self._encoder(values.shape[1], values.shape[2]), num_threads)
         return scatter_rows(flat, lengths, -1), lengths
 
-    def _encode(self, chunks: Any, num_threads: int | None) -> tuple[IntArray, IntArray, EncodeInfo]:
-        values = as_chunks(chunks, (self.time_horizon, self.action_dim))
-        scales = self._scales(values.shape[2])
-        low, high = self.vocabulary.low, self.vocabulary.high
-        limit = self._value_limits.get(values.shape[1])
-        if limit is None:
-            limit = self._value_limits[values.shape[1]] = self._value_limit(values.shape[1])
+    def _encoder(self, horizon: int, action_dim: int) -> Encoder | None:
+        """What encodes chunks of that shape in one pass; None for vocabularies that cannot be encoded so."""
+        shape = (horizon, action_dim)
+        if shape not in self._encoders:
+            vocabulary, tables = self.vocabulary, self.vocabulary.search
+            self._encoders[shape] = None
+            if vocabulary.symbol_format == "plain" and tables is not None:
+                self._encoders[shape] = Encoder.create(
+                    tables,
+                    horizon,
+                    self._scales(action_dim),
+                    low=vocabulary.low,
+                    high=vocabulary.high,
+                    value_limit=self._value_limit(horizon),
+                )
+        return self._encoders[shape]
 
-        def encode(begin: int, end: int) -> tuple[IntArray, IntArray, IntArray]:
-            coefficients, saturations = _quantize(values[begin:end], scales, low, high, limit, begin)
-            self.vocabulary.clip_holes(coefficients, saturations)
-            return (*self.vocabulary.encode(coefficients), saturations)
+    def _encode(
+        self, values: FloatArray, encoder: Encoder | None, num_threads: int | None
+    ) -> tuple[IntArray, IntArray, EncodeInfo]:
+        """All ids, row after row, and how many each row has."""
+        pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
 
-        if num_threads is None and 0 < len(values) <= _LEAST_ROWS:
-            flat, lengths, saturations = encode(0, len(values))
-        else:
-            pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
+        def work(begin: int, end: int) -> None:
+            part = values[begin:end]
+            if encoder is not None:
+                out, written = encoder.encode(part)
+                if written >= 0:
+                    first = REPORT * len(part)
+                    report = out[:first].reshape(-1, REPORT)
+                    # Copied, so that the room of the others is free again.
+                    pieces[begin] = out[first : first + written].copy(), report[:, 0].copy(), report[:, 1].copy()
+                    return
+            pieces[begin] = self._encode_in_steps(part, begin)
 
-            def work(begin: int, end: int) -> None:
-                pieces[begin] = encode(begin, end)
-
-            piece = _piece(len(values), values.shape[1] * values.shape[2], num_threads)
-            run_rows(work, len(values), num_threads=num_threads, piece=piece)
-            empty = (np.empty(0, np.int32),) * 3
-            columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
-            flat, lengths, saturations = (np.concatenate(column) for column in columns)
+        piece = _piece(len(values), values.shape[1] * values.shape[2], num_threads)
+        run_rows(work, len(values), num_threads=num_threads, piece=piece)
+        empty = (np.empty(0, np.int32),) * 3
+        columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
+        flat, lengths, saturations = (np.concatenate(column) for column in columns)
         return flat, lengths, EncodeInfo(saturations, lengths)
+
+    def _encode_in_steps(self, values: FloatArray, first_row: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Ids, lengths and saturations of some rows, one step after the other: any vocabulary, and all errors."""
+        vocabulary = self.vocabulary
+        coefficients, saturations = _quantize(
+            values,
+            self._scales(values.shape[2]),
+            vocabulary.low,
+            vocabulary.high,
+            self._value_limit(values.shape[1]),
+            first_row,
+        )
+        vocabulary.clip_holes(coefficients, saturations)
+        return (*vocabulary.encode(coefficients), saturations)
 
     def _scales(self, action_dim: int) -> FloatArray:
         """The scale of each dimension, float32 [D]."""
@@ -491,6 +534,10 @@ class FastTokenizer:
         """
         horizon = _resolve("time_horizon", self.time_horizon, time_horizon)
         size = _resolve("action_dim", self.action_dim, action_dim)
+        if type(ids) is list and on_error == "raise" and hold is None and not return_info:
+            chunk = self._decode_one(ids, horizon, size)
+            if chunk is not None:
+                return chunk
         if on_error not in ("raise", "pad", "hold"):
             raise UsageError(f"on_error must be 'raise', 'pad' or 'hold', not {on_error!r}")
         if (on_error == "hold") != (hold is not None):
@@ -521,6 +568,17 @@ class FastTokenizer:
             return result
         every = tuple(problems.get(n) for n in range(rows))
         return result, DecodeInfo(np.array([problem is None for problem in every], bool), every)
+
+    def _decode_one(self, ids: list[Any], horizon: int, size: int) -> FloatArray | None:
+        """The chunk of one flat list of ids; None for anything else, and for whatever is an error."""
+        decoder = self._decoders.get((horizon, size))
+        if decoder is None:
+            if self.vocabulary.symbol_format != "plain":
+                return None
+            values, bounds = self.vocabulary.expansion_arrays
+            decoder = self._decoders[horizon, size] = Decoder.create(values, bounds, horizon, self._scales(size))
+        row = one_list_of_ids(ids)
+        return None if row is None else decoder.decode(row)
 
     @staticmethod
     def _handle_invalid(

@@ -139,13 +139,13 @@ class Vocabulary:
             rows, lengths = coefficients - np.int32(self.min_token), None
         else:
             rows, lengths = to_byte_rows(coefficients, self.min_token, self._byte_ids)
-        if self._search is not None:
-            return segment_rows(self._search, rows, lengths)
+        if self.search is not None:
+            return segment_rows(self.search, rows, lengths)
         ids, counts = encode_rows(self.merges, rows, lengths)
         return ids[np.arange(ids.shape[1]) < counts[:, None]], counts
 
     @cached_property
-    def _search(self) -> SearchTables | None:
+    def search(self) -> SearchTables | None:
         """The quicker encoder's tables, for vocabularies that it can take."""
         return search_tables(self.merges) if is_searchable(self.merges) else None
 
@@ -162,14 +162,15 @@ class Vocabulary:
         )
 
     @cached_property
-    def _expansion_arrays(self) -> tuple[IntArray, LongArray]:
+    def expansion_arrays(self) -> tuple[IntArray, LongArray]:
+        """What the ids stand for, one after the other, and where each begins and the last one ends."""
         sizes = [len(expansion) for expansion in self.expansions]
         values = np.array([value for expansion in self.expansions for value in expansion], np.int32)
         return values, np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
 
     def decode(self, ids: IntArray, starts: LongArray, ends: LongArray, length: int) -> Decoded:
         """Ids int32, row n being ``ids[starts[n]:ends[n]]``, -> `length` coefficients a row; one thread."""
-        values, bounds = self._expansion_arrays
+        values, bounds = self.expansion_arrays
         if self.symbol_format == "plain":
             out, counts, bad, whole = expand_rows(ids, starts, ends, values, bounds, length)
             return Decoded(out, counts, bad, None, whole)
