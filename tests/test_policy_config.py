@@ -163,6 +163,15 @@ def test_inputs_that_are_not_looked_at_are_known() -> None:
     assert robot(input_features=inputs).unused_inputs == ("observation.environment_state",)
 
 
+def test_lists_are_copied_and_tuples_become_lists() -> None:
+    names = ("a", "b", "gripper")
+    config = robot(action_feature_names=names, image_resolution=[64, 48])
+    assert (config.action_feature_names, config.image_resolution) == (["a", "b", "gripper"], (64, 48))
+    content = lerobot_json(tags=["x"])
+    PI0FastConfig.from_json(content).to_json()["tags"].append("y")
+    assert content["tags"] == ["x"]
+
+
 def test_replace_checks_again() -> None:
     config = dataclasses.replace(robot(), chunk_size=10, n_action_steps=5)
     assert (config.chunk_size, config.n_action_steps) == (10, 5)

@@ -570,6 +570,28 @@ def test_the_processor_files_decide_where_config_json_says_nothing(saved: Path) 
     assert processors.state.mode is NormalizationMode.QUANTILES
 
 
+def test_a_type_that_the_processor_files_do_not_name_is_not_normalised_there(saved: Path) -> None:
+    edit(saved / PRE, lambda content: step(content, "normalizer_processor")["config"]["norm_map"].pop("STATE"))
+    with pytest.raises(PolicyError, match=r"STATE: .*config\.json says QUANTILES, norm_map of .* says IDENTITY"):
+        read_processors(saved, read_config(saved))
+    edit(saved / "config.json", lambda content: content["normalization_mapping"].pop("STATE"))
+    assert read_processors(saved, read_config(saved)).state.mode is NormalizationMode.IDENTITY
+
+
+def test_the_files_own_epsilon_is_used(saved: Path) -> None:
+    for file, name in ((PRE, "normalizer_processor"), (POST, "unnormalizer_processor")):
+        edit(saved / file, setting(name, "eps", 0.25)[1])
+    rewrite(saved, lambda tensors: tensors["action.q99"].__setitem__(0, tensors["action.q01"][0]), BOTH)
+    with pytest.warns(UserWarning, match=r"LeRobot divides by 0\.25"):
+        action = read_processors(saved, read_config(saved)).action
+    low = action.statistics["q01"]
+    assert action.apply(low + np.array([0.25, 0, 0], np.float32))[0] == 1
+    for file, name in ((PRE, "normalizer_processor"), (POST, "unnormalizer_processor")):
+        edit(saved / file, setting(name, "eps", "small")[1])
+    with pytest.raises(PolicyError, match="eps is 'small'"):
+        read_processors(saved, read_config(saved))
+
+
 def test_limits_that_differ_are_said(saved: Path) -> None:
     edit(saved / PRE, setting("tokenizer_processor", "max_length", 180)[1])
     with pytest.warns(UserWarning, match="tokenizer_max_length is 200 .* max_length is 180 .* configuration's is used"):
@@ -633,6 +655,19 @@ def test_a_declared_limit_stands_for_any_size(saved: Path) -> None:
     edit(saved / "config.json", lambda content: content["input_features"]["observation.state"].update(shape=[32]))
     config = read_config(saved)
     assert (config.state_dim, read_processors(saved, config).state.size) == (32, 4)
+
+
+def test_wider_data_than_the_limit_is_an_error_not_cut(saved: Path) -> None:
+    edit(saved / "config.json", lambda content: content.update(max_state_dim=3))
+    edit(saved / "config.json", lambda content: content["input_features"]["observation.state"].update(shape=[3]))
+    with pytest.raises(PolicyError, match=r"'observation\.state' has 4 dimensions .*above max_state_dim = 3: raise"):
+        read_processors(saved, read_config(saved))
+    with pytest.raises(PolicyError, match=r"'observation\.state' has 4 dimensions \(the statistics\), above"):
+        read_processors(
+            saved,
+            read_config(saved),
+            statistics={"observation.state": statistics_of(noise(9, 4)), "action": statistics_of(noise(9, 3))},
+        )
 
 
 def test_a_count_among_the_statistics_is_no_dimension(saved: Path) -> None:
