@@ -69,7 +69,7 @@ def test_one_list_decodes_as_in_a_batch(horizon: int, size: int, seed: int) -> N
         (lambda ids: [*ids, -1], "row 0: id -1 at position"),
         (lambda ids: [*ids, 1 << 40], "an id beyond 32 bits at position"),
         (lambda ids: [*ids, 0.5], "ids must be whole numbers"),
-        (lambda ids: [*ids, "a"], "ids must be numbers"),
+        (lambda ids: [*ids, "a"], "ids of row 0 must be numbers"),
     ],
 )
 def test_a_list_that_holds_no_chunk_is_the_same_error_as_in_a_batch(change, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -289,27 +289,33 @@ def test_a_full_disk_stops_nothing_and_leaves_no_index_to_older_code(tmp_path: P
     assert quantize(tmp_path)[2] != []
 
 
-USED = """
-import numpy as np
-from pi0_fast import FastTokenizer
-from pi0_fast.actions import one_pass
-tokenizer = FastTokenizer.fit(np.linspace(-1, 1, 40, dtype=np.float32).reshape(2, 10, 2), vocab_size=128)
-tokenizer.encode(np.zeros((10, 2), np.float32))
-print(sum(one_pass._encode_chunks.stats.cache_hits.values()))
+STEP = """
+from pi0_fast._kernels import inlined
+@inlined
+def step(x):
+    return x + 1
+"""
+USER = """
+import step
+from pi0_fast._kernels import kernel
+@kernel(uses=(step,))
+def twice(x):
+    return step.step(x) * 2
+print(twice(3), sum(twice.stats.cache_hits.values()))
 """
 
 
 def test_a_kernel_is_compiled_anew_when_a_file_it_takes_steps_from_changes(tmp_path: Path) -> None:
     """numba looks at the kernel's own file only."""
-    shutil.copytree(Path(pi0_fast.__file__).parent, tmp_path / "pi0_fast", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "step.py").write_text(STEP)
+    (tmp_path / "user.py").write_text(USER)
     environment = os.environ | {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
 
-    def hits() -> str:
-        command = [sys.executable, "-c", USED]
+    def result() -> str:
+        command = [sys.executable, "-B", "-c", "import user"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
         return done.stdout.strip()
 
-    assert (hits(), hits()) == ("0", "1")
-    with open(tmp_path / "pi0_fast" / "actions" / "segmentation.py", "a") as file:
-        file.write("\n# another line\n")
-    assert (hits(), hits()) == ("0", "1")
+    assert (result(), result()) == ("8 0", "8 1")
+    (tmp_path / "step.py").write_text(STEP.replace("x + 1", "x + 2"))
+    assert (result(), result()) == ("10 0", "10 1")
