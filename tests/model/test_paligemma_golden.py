@@ -57,3 +57,42 @@ def test_loss_and_logits(golden) -> None:
             torch.full((count,), 1 / count),
         )
         assert abs(loss.item() - vectors["loss"].item()) < 1e-5
+
+
+@pytest.mark.golden
+def test_greedy_tokens_cached_and_uncached(golden) -> None:
+    """As recorded: bos at the end of the bidirectional prefix, unconstrained, the whole head."""
+    model, vectors, config = golden
+    steps = config["decoding_steps"]
+    with torch.inference_mode():
+        images, image_valid = prefix(model, vectors)
+        bos = torch.full((2, 1), config["bos_token_id"])
+        ids = torch.cat((vectors["language_tokens"], bos), 1)
+        valid = torch.cat((vectors["language_mask"], torch.ones_like(bos, dtype=torch.bool)), 1)
+        causal = torch.zeros_like(valid)
+        seen, _, positions = sequence_layout(image_valid, valid, causal)
+        length = seen.shape[1]
+        cache = model.new_cache(2, length + steps)
+        embeddings = torch.cat((images, model.embed(ids)), 1)
+        last = torch.full((2, 1), length - 1)
+        mask = attention_mask(seen, torch.zeros_like(seen))
+        hidden = model.prefill(embeddings, mask, positions, cache, last)[:, 0]
+        position, columns, cached = positions[:, -1], torch.ones(2, length + steps, dtype=torch.bool), []
+        columns[:, :length] = seen
+        for step in range(steps):
+            cached.append(model.logits(hidden).argmax(-1))
+            position = position + 1
+            hidden = model.step(cached[-1], columns[:, : length + step + 1], position, length + step, cache)
+        assert torch.stack(cached, 1).tolist() == vectors["greedy_tokens"].tolist()
+
+        # The same without a cache: everything again for each token; what was generated is causal.
+        for step in range(steps):
+            tokens = torch.stack(cached[: step + 1], 1)[:, :step]
+            all_ids = torch.cat((ids, tokens), 1)
+            all_valid = torch.cat((valid, torch.ones_like(tokens, dtype=torch.bool)), 1)
+            all_causal = torch.cat((causal, torch.ones_like(tokens, dtype=torch.bool)), 1)
+            all_valid, all_causal, positions = sequence_layout(image_valid, all_valid, all_causal)
+            hidden = model.hidden_states(
+                torch.cat((images, model.embed(all_ids)), 1), attention_mask(all_valid, all_causal), positions
+            )
+            assert model.logits(hidden[:, -1]).argmax(-1).tolist() == cached[step].tolist()

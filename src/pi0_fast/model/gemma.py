@@ -23,6 +23,10 @@ from pi0_fast.model.architecture import TextSizes
 RMS_NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
 
+#: Cosines and sines of `rotation`; keys and values [B, G, capacity, head_dim] of one layer.
+Rotation = tuple[Tensor, Tensor]
+Store = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True)
 class KeyValueCache:
@@ -56,11 +60,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same shape and dtype."""
-        normed = functional.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight, RMS_NORM_EPSILON)
-        return normed.to(x.dtype)
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_NORM_EPSILON)
+        return (wide * scale * (1.0 + self.weight)).to(x.dtype)
 
 
-def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation:
     """Cosines and signed sines of the rotary embedding.
 
     Args:
@@ -77,11 +82,10 @@ def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> tuple[Tens
     return angles.cos().to(dtype), torch.cat((-sine, sine), dim=-2).to(dtype)
 
 
-def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair (i, i + head_dim / 2) by its angle: [..., heads, head_dim] -> the same."""
+def rotate(x: Tensor, turn: Rotation) -> Tensor:
+    """Turn each pair (i, i + head_dim / 2) by its angle: [..., heads, 2, head_dim / 2] -> the same."""
     cosine, sine = turn
-    halves = x.view(*x.shape[:-1], 2, x.shape[-1] // 2)
-    return torch.addcmul(halves * cosine, halves.flip(-2), sine).flatten(-2)
+    return torch.addcmul(x * cosine, x.flip(-2), sine)
 
 
 class Attention(nn.Module):
@@ -95,20 +99,31 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(sizes.hidden_size, self.groups * self.head_dim, bias=False)
         self.o_proj = nn.Linear(self.heads * self.head_dim, sizes.hidden_size, bias=False)
 
-    def project(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """[..., width] -> queries [..., heads, head_dim], keys and values [..., groups, head_dim]; turned."""
-        query = rotate(self.q_proj(x).unflatten(-1, (self.heads, self.head_dim)), turn)
-        key = rotate(self.k_proj(x).unflatten(-1, (self.groups, self.head_dim)), turn)
-        return query, key, self.v_proj(x).unflatten(-1, (self.groups, self.head_dim))
-
     def forward(
-        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], store: tuple[Tensor, Tensor] | None
+        self, x: Tensor, asking: Tensor, bias: Tensor, turn: Rotation, asking_turn: Rotation, store: Store | None
     ) -> Tensor:
-        """[B, S, width] -> the same; `store` (keys, values) [B, G, capacity, head_dim] receives columns 0..S-1."""
-        query, key, value = (part.transpose(1, 2) for part in self.project(x, turn))
+        """Attention of K columns to S.
+
+        Args:
+            x: [B, S, width], what is attended to.
+            asking: [B, K, width], what attends; `x` itself where all columns do.
+            bias: [B, 1, K, S].
+            turn: of `x`.
+            asking_turn: of `asking`.
+            store: receives keys and values in columns 0..S-1.
+
+        Returns:
+            [B, K, width].
+        """
+        batch, length, half = *x.shape[:2], self.head_dim // 2
+        query = (
+            rotate(self.q_proj(asking).view(batch, -1, self.heads, 2, half), asking_turn).flatten(-2).transpose(1, 2)
+        )
+        key = rotate(self.k_proj(x).view(batch, length, self.groups, 2, half), turn).flatten(-2).transpose(1, 2)
+        value = self.v_proj(x).view(batch, length, self.groups, self.head_dim).transpose(1, 2)
         if store is not None:
-            store[0][:, :, : x.shape[1]].copy_(key)
-            store[1][:, :, : x.shape[1]].copy_(value)
+            store[0][:, :, :length].copy_(key)
+            store[1][:, :, :length].copy_(value)
         mixed = functional.scaled_dot_product_attention(query, self._share(key), self._share(value), attn_mask=bias)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -116,20 +131,22 @@ class Attention(nn.Module):
         """[B, groups, S, head_dim] -> [B, heads, S, head_dim]; a view without copies where groups is 1."""
         return x[:, :, None].expand(-1, -1, self.heads // self.groups, -1, -1).flatten(1, 2)
 
-    def step(
-        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], column: Tensor, store: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def step(self, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
         """[B, width] -> the same; writes one column of `store` and attends to the first L, `bias` [B, 1, 1, L]."""
-        query, key, value = self.project(x, turn)
-        store[0].index_copy_(2, column, key[:, :, None])
-        store[1].index_copy_(2, column, value[:, :, None])
+        batch, half, (keys, values) = x.shape[0], self.head_dim // 2, store
+        query = rotate(self.q_proj(x).view(batch, self.heads, 2, half), turn)
+        key = rotate(self.k_proj(x).view(batch, self.groups, 2, half), turn)
+        keys.index_copy_(2, column, key.view(batch, self.groups, 1, self.head_dim))
+        values.index_copy_(2, column, self.v_proj(x).view(batch, self.groups, 1, self.head_dim))
         length = bias.shape[-1]
         # The heads that share keys are the rows of one query matrix: nothing is expanded.
-        query = query.view(x.shape[0], self.groups, -1, self.head_dim)
         mixed = functional.scaled_dot_product_attention(
-            query, store[0][:, :, :length], store[1][:, :, :length], attn_mask=bias
+            query.view(batch, self.groups, -1, self.head_dim),
+            keys[:, :, :length],
+            values[:, :, :length],
+            attn_mask=bias,
         )
-        return self.o_proj(mixed.reshape(x.shape[0], -1))  # type: ignore[no-any-return]
+        return self.o_proj(mixed.reshape(batch, -1))  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -158,15 +175,19 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(sizes)
 
     def forward(
-        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], store: tuple[Tensor, Tensor] | None = None
+        self, x: Tensor, bias: Tensor, turn: Rotation, store: Store | None = None, wanted: Tensor | None = None
     ) -> Tensor:
-        """[B, S, width] -> the same."""
-        x = x + self.self_attn(self.input_layernorm(x), bias, turn, store)
+        """[B, S, width] -> the same, or [B, K, width] of the columns in `wanted` (int64 [B, K])."""
+        normed = self.input_layernorm(x)
+        asking, asking_turn = normed, turn
+        if wanted is not None:
+            x, asking = _columns(x, wanted), _columns(normed, wanted)
+            bias = _columns(bias[:, 0], wanted)[:, None]
+            asking_turn = (_columns(turn[0], wanted), _columns(turn[1], wanted))
+        x = x + self.self_attn(normed, asking, bias, turn, asking_turn, store)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
-    def step(
-        self, x: Tensor, bias: Tensor, turn: tuple[Tensor, Tensor], column: Tensor, store: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def step(self, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
         """[B, width] -> the same."""
         x = x + self.self_attn.step(self.input_layernorm(x), bias, turn, column, store)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
@@ -187,6 +208,7 @@ class Decoder(nn.Module):
         mask: Tensor,
         positions: Tensor,
         cache: KeyValueCache | None = None,
+        wanted: Tensor | None = None,
         *,
         checkpointed: bool = False,
     ) -> Tensor:
@@ -197,19 +219,19 @@ class Decoder(nn.Module):
             mask: bool [B, 1, S, S], True where the query sees the key; no row may be empty.
             positions: int64 [B, S].
             cache: where given, its columns 0..S-1 receive the keys and values.
+            wanted: int64 [B, K], the columns that are needed: the last layer then leaves the others out.
             checkpointed: keep only the input of each layer and compute the rest again in the backward pass.
 
         Returns:
-            [B, S, width] after the final norm.
+            [B, S or K, width] after the final norm.
         """
         turn = rotation(positions, self.head_dim, x.dtype)
         bias = _bias(mask, x.dtype)
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             store = None if cache is None else (cache.keys[index], cache.values[index])
-            if checkpointed:
-                x = checkpoint(layer, x, bias, turn, store, use_reentrant=False)
-            else:
-                x = layer(x, bias, turn, store)
+            arguments = (x, bias, turn, store, wanted if index == last else None)
+            x = checkpoint(layer, *arguments, use_reentrant=False) if checkpointed else layer(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
 
     def step(self, x: Tensor, mask: Tensor, positions: Tensor, column: Tensor, cache: KeyValueCache) -> Tensor:
@@ -230,6 +252,11 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer.step(x, bias, turn, column, (cache.keys[index], cache.values[index]))  # type: ignore[operator]
         return self.norm(x)  # type: ignore[no-any-return]
+
+
+def _columns(x: Tensor, wanted: Tensor) -> Tensor:
+    """Pick columns of each row: [B, S, ...] and int64 [B, K] -> [B, K, ...]."""
+    return x[torch.arange(x.shape[0], device=x.device)[:, None], wanted]
 
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -91,18 +91,22 @@ class PaliGemma(nn.Module):
         """Token vectors, scaled by the square root of the width: int64 [...] -> [..., width]."""
         return functional.embedding(ids, self.embed_tokens.weight) * self._embedding_scale
 
-    def hidden_states(self, embeddings: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    def hidden_states(
+        self, embeddings: Tensor, mask: Tensor, positions: Tensor, wanted: Tensor | None = None
+    ) -> Tensor:
         """Run whole sequences through the decoder.
 
         Args:
             embeddings: [B, S, width], from `encode_images` and `embed`.
             mask: bool [B, 1, S, S] of masks.attention_mask.
             positions: int64 [B, S].
+            wanted: int64 [B, K], the columns of each row whose result is needed (None: all). Saves the last layer's
+                work for the others; columns may repeat, as padding.
 
         Returns:
-            [B, S, width] after the final norm, ready for the head.
+            [B, S or K, width] after the final norm, ready for the head.
         """
-        return self._hidden_states(embeddings, mask, positions)
+        return self._hidden_states(embeddings, mask, positions, None, wanted)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Room for `capacity` columns of `batch` rows: 2 * layers * B * capacity * kv heads * head_dim numbers."""
@@ -115,7 +119,14 @@ class PaliGemma(nn.Module):
 
         return KeyValueCache(empty(), empty())
 
-    def prefill(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache) -> Tensor:
+    def prefill(
+        self,
+        embeddings: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: KeyValueCache,
+        wanted: Tensor | None = None,
+    ) -> Tensor:
         """`hidden_states` that also fills columns 0..S-1 of the cache.
 
         Raises:
@@ -126,7 +137,7 @@ class PaliGemma(nn.Module):
             raise PolicyError(
                 f"a cache of {cache.batch} rows and {cache.capacity} columns cannot hold {batch} rows of {length}"
             )
-        return self._prefill(embeddings, mask, positions, cache)
+        return self._prefill(embeddings, mask, positions, cache, wanted)
 
     def step(self, ids: Tensor, mask: Tensor, positions: Tensor, column: int | Tensor, cache: KeyValueCache) -> Tensor:
         """Feed one token of every row.
@@ -167,9 +178,16 @@ class PaliGemma(nn.Module):
     def _checkpointed(self) -> bool:
         return self.gradient_checkpointing and self.training and torch.is_grad_enabled()
 
-    def _whole(self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache | None = None) -> Tensor:
+    def _whole(
+        self,
+        embeddings: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        cache: KeyValueCache | None,
+        wanted: Tensor | None,
+    ) -> Tensor:
         return self.decoder(  # type: ignore[no-any-return]
-            embeddings, mask, positions, cache, checkpointed=self._checkpointed
+            embeddings, mask, positions, cache, wanted, checkpointed=self._checkpointed
         )
 
 
