@@ -95,9 +95,12 @@ class Corpus:
             self.append(self.pack(rows))
 
     @classmethod
-    def pack(cls, rows: IntArray) -> PackedRows:
-        """The first half of `add`, which any thread may do; at least one row."""
-        low, high = int(rows.min()), int(rows.max())
+    def pack(cls, rows: IntArray, bounds: tuple[int, int] | None = None) -> PackedRows:
+        """The first half of `add`, which any thread may do; at least one row.
+
+        `bounds` are the smallest and largest symbol, where the caller knows them.
+        """
+        low, high = (int(rows.min()), int(rows.max())) if bounds is None else bounds
         if low < -cls._BIAS or high >= cls._BIAS - 1:
             raise TokenizerError(f"symbols from {low} to {high} do not fit into 16 bits")
         out = np.empty(rows.size, np.uint32)
@@ -601,7 +604,13 @@ class _Trainer:
         self.used = int(ends[-1])
         arena = np.empty(self.used + max(reserve, self.used // 16), np.uint32)
         start = ends - capacity
-        _copy_rows(self.arena, self.start, self.length, arena, start)
+        old = self.arena
+
+        def work(begin: int, end: int) -> None:
+            part = slice(begin, end)
+            _copy_rows(old, self.start[part], self.length[part], arena, start[part])
+
+        run_rows(work, len(start), num_threads=self.threads, piece=max(1024, len(start) // (2 * self.threads)))
         self.arena, self.start, self.capacity = arena, start, capacity
 
     def _sort_found(self, new: int, found: npt.NDArray[np.int64]) -> None:

@@ -148,9 +148,11 @@ class TokenizerFitter:
                     f"actions (the dimension goes from {values[row, :, dim].min():g} to {values[row, :, dim].max():g} "
                     "there); choose a normalization mode other than IDENTITY, or a smaller scale"
                 )
-            levels = coefficients.reshape(-1, self.shape[1])
-            ranges[begin] = levels.min(axis=0), levels.max(axis=0)
-            pieces[begin] = self.corpus.pack(coefficients)
+            # First over the chunks, then over the steps: numpy is several times faster along long rows.
+            low = coefficients.min(axis=0).reshape(self.shape).min(axis=0)
+            high = coefficients.max(axis=0).reshape(self.shape).max(axis=0)
+            ranges[begin] = low, high
+            pieces[begin] = self.corpus.pack(coefficients, (int(low.min()), int(high.max())))
 
         run_rows(work, len(values), num_threads=num_threads, piece=_piece(len(values), self.corpus.row_length, 1))
         for begin in sorted(pieces):  # in the order of the rows, whichever thread was first
