@@ -160,6 +160,8 @@ def check(got: Generation, want: list[tuple[list[int], list[float]]]) -> None:
 
 
 def equal(got: Generation, want: Generation) -> None:
+    assert got.log_probabilities is not None
+    assert want.log_probabilities is not None
     assert got.ids.tolist() == want.ids.tolist()
     assert got.lengths.tolist() == want.lengths.tolist()
     assert got.finished.tolist() == want.finished.tolist()
@@ -251,6 +253,23 @@ def test_bfloat16_and_a_tied_head_give_valid_chunks() -> None:
     ids = [row[:length].tolist() for row, length in zip(got.ids, got.lengths.tolist(), strict=True)]
     assert tokenizer("plain").decode(ids).shape == (3, 6, 3)
     assert got.log_probabilities.dtype == torch.float32
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_can_be_left_out(temperature: float) -> None:
+    def run(log_probabilities: bool) -> Generation:
+        generator = torch.Generator().manual_seed(0)
+        return generate(
+            model(),
+            **prompts(3),
+            choice=choice(),
+            temperature=temperature,
+            generator=generator,
+            log_probabilities=log_probabilities,
+        )
+
+    assert run(False).log_probabilities is None
+    assert run(False).ids.tolist() == run(True).ids.tolist()
 
 
 def test_without_images() -> None:
@@ -443,14 +462,24 @@ def test_text_ids_that_do_not_fit_are_named() -> None:
         generate(model(), **prompts(1), choice=ConstrainedChoice(grammar, text_ids - text_ids.max() + 1124))
 
 
+@pytest.mark.parametrize("log_probabilities", [False, True])
 @pytest.mark.parametrize("free", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_are_an_error_not_a_chunk(free: bool, temperature: float) -> None:
+def test_logits_that_are_not_numbers_are_an_error_not_a_chunk(
+    free: bool, temperature: float, log_probabilities: bool
+) -> None:
     batch = prompts(3)
     batch["image_features"][1] = float("nan")
     how: Any = FreeChoice(7) if free else choice()
     with pytest.raises(PolicyError, match="row 1, step 0"):
-        generate(model(), **batch, choice=how, temperature=temperature, max_steps=20)
+        generate(
+            model(),
+            **batch,
+            choice=how,
+            temperature=temperature,
+            max_steps=20,
+            log_probabilities=log_probabilities,
+        )
 
 
 # --- recorded numbers ---------------------------------------------------------------------------------------------

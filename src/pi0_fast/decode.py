@@ -46,15 +46,16 @@ class Generation:
     Attributes:
         ids: int64 [B, T]; action ids (constrained) or text ids with the end mark (free); -1 after a row's end.
         lengths: int64 [B], ids of each row.
-        log_probabilities: float32 [B, T]; natural logarithm of the chosen id's share among the allowed ones, at the
-            temperature that it was drawn with (greedy: 1); 0 after a row's end, so that the sum is the sequence's.
+        log_probabilities: float32 [B, T], or None where not wanted; natural logarithm of the chosen id's share among
+            the allowed ones, at the temperature that it was drawn with (greedy: 1); 0 after a row's end, so that the
+            sum is the sequence's.
         steps: T, the steps until the last row ended.
         finished: bool [B]; the row is a whole chunk (constrained: always) or holds the end mark.
     """
 
     ids: Tensor
     lengths: Tensor
-    log_probabilities: Tensor
+    log_probabilities: Tensor | None
     steps: int
     finished: Tensor
 
@@ -267,6 +268,7 @@ def generate(
     position_gap: int = 0,
     count_padding: bool = False,
     generator: torch.Generator | None = None,
+    log_probabilities: bool = True,
 ) -> Generation:
     """Generate after a prompt; each row is what it would be alone. No gradients.
 
@@ -285,6 +287,7 @@ def generate(
         position_gap: positions left out before the first generated token (openpi: 1).
         count_padding: positions count masked images and padding too, as openpi trains.
         generator: of the draws, on the model's device; None is torch's own.
+        log_probabilities: whether to compute them; with the whole vocabulary they take a tenth of a small model's time.
 
     Raises:
         PolicyError: shapes that do not fit, a prompt without tokens, a budget in which no chunk fits, a temperature
@@ -296,21 +299,22 @@ def generate(
     with torch.inference_mode():
         prompt = _join(model, image_features, image_valid, ids, valid, causal, count_padding, position_gap)
         feeder: _Feeder = (_Cached if use_cache else _Uncached)(model, prompt, most)
-        chosen, log_probabilities = _loop(rows, most, feeder, temperature, generator)
+        chosen, scores = _loop(rows, most, feeder, temperature, generator, log_probabilities)
         lengths = rows.lengths(chosen)
         steps = int(lengths.max())
-        chosen, log_probabilities = chosen[:, :steps], log_probabilities[:, :steps]
+        chosen, scores = chosen[:, :steps], scores[:, :steps]
         past = torch.arange(steps, device=chosen.device) >= lengths[:, None]
-        wrong = ~(log_probabilities.isfinite() | past)
+        wrong = ~(scores.isfinite() | past)
         if bool(wrong.any()):
             row, step = (int(value) for value in wrong.nonzero()[0])
             raise PolicyError(
                 f"row {row}, step {step}: the model's logits are not numbers; its weights, or the images or state of "
                 "this row, hold NaN or infinity"
             )
-        chosen, log_probabilities = chosen.masked_fill(past, -1), log_probabilities.masked_fill(past, 0.0)
+        chosen, scores = chosen.masked_fill(past, -1), scores.masked_fill(past, 0.0)
         finished = rows.finished()
-    return Generation(chosen.clone(), lengths.clone(), log_probabilities.clone(), steps, finished.clone())
+    wanted = scores.clone() if log_probabilities else None
+    return Generation(chosen.clone(), lengths.clone(), wanted, steps, finished.clone())
 
 
 def _check(
@@ -452,17 +456,24 @@ def _blocks(columns: int) -> int:
 
 
 def _loop(
-    rows: _Rows, most: int, feeder: _Feeder, temperature: float, generator: torch.Generator | None
+    rows: _Rows, most: int, feeder: _Feeder, temperature: float, generator: torch.Generator | None, normalize: bool
 ) -> tuple[Tensor, Tensor]:
-    """Choose, feed, choose ...; int64 and float32 [B, T'], with meaningless numbers after the end of a row."""
+    """Choose, feed, choose ...; ids int64 and scores float32 [B, T'], meaningless after the end of a row.
+
+    `normalize` makes the scores log-probabilities.
+    """
     stride = _stride(feeder.hidden.device)
-    chosen, log_probabilities = [], []
+    chosen, chosen_scores = [], []
     look = max(rows.wait(), stride)
     for step in range(1, most + 1):
         scores = rows.scores(feeder.hidden)
-        index, log_probability = _draw(scores, temperature, generator)
+        if temperature > 0:
+            index, scores = _draw(scores, temperature, generator)
+        else:
+            index = scores.argmax(1)
+        score = scores.gather(1, index[:, None])[:, 0]
         chosen.append(index)
-        log_probabilities.append(log_probability)
+        chosen_scores.append(score - scores.logsumexp(1) if normalize else score)
         ids = rows.advance(index)
         if step == look:
             wait = rows.wait()
@@ -471,17 +482,15 @@ def _loop(
             look = step + max(wait, stride)
         if step < most:
             feeder.feed(ids)
-    return torch.stack(chosen, 1), torch.stack(log_probabilities, 1)
+    return torch.stack(chosen, 1), torch.stack(chosen_scores, 1)
 
 
 def _draw(scores: Tensor, temperature: float, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """One index per row of float32 [B, K], and its log-probability; indices at minus infinity are never drawn."""
-    if temperature > 0:
-        # The largest score first becomes 0, lest a small temperature overflow. The index with the largest
-        # score - log(exponential draw) is distributed as the softmax (Gumbel's trick): nothing is summed up or sorted.
-        scores = (scores - scores.amax(1, keepdim=True)) / temperature
-        noise = torch.empty_like(scores).exponential_(generator=generator).clamp_min_(_SMALLEST_DRAW).log_()
-        index = (scores - noise).argmax(1)
-    else:
-        index = scores.argmax(1)
-    return index, scores.gather(1, index[:, None])[:, 0] - scores.logsumexp(1)
+    """One index per row of float32 [B, K], and the scores it was drawn by; never one at minus infinity.
+
+    The largest score first becomes 0, lest a small temperature overflow. The index with the largest score -
+    log(exponential draw) is distributed as the softmax (Gumbel's trick): nothing is summed up or sorted.
+    """
+    scores = (scores - scores.amax(1, keepdim=True)).div_(temperature)
+    noise = torch.empty_like(scores).exponential_(generator=generator).clamp_min_(_SMALLEST_DRAW).log_()
+    return (scores - noise).argmax(1), scores
