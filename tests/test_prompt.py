@@ -181,6 +181,21 @@ def test_looked_up_numbers_give_the_ids_of_whole_texts(
         assert cut.ids[row, :length].tolist() == TINY.encode_prompt(prompt.text(task, state))
 
 
+def test_a_text_tokenizer_that_ends_prompts_with_eos() -> None:
+    files = dict(TINY._files)
+    content = json.loads(files["tokenizer.json"])
+    around = content["post_processor"]
+    around["single"] = [around["single"][1], {"SpecialToken": {"id": "<eos>", "type_id": 0}}]
+    around["special_tokens"]["<eos>"] = {"id": "<eos>", "ids": [1], "tokens": ["<eos>"]}
+    tokenizer = JsonTextTokenizer({**files, "tokenizer.json": json.dumps(content).encode()}, "here")
+    prompt = Prompt(tokenizer, 8)
+    assert tokenizer.never_joins([(":", " ")])
+    expected = [*TINY.encode(prompt.text("go", [0.0, 0.5])), 1]
+    batch = prompt.generation(["go"], [[0.0, 0.5]])
+    assert batch.ids[0].tolist() == [*expected, 2, *TINY.encode("Action: ")]
+    assert batch.text_length.tolist() == [len(expected)]
+
+
 @pytest.mark.golden
 def test_looked_up_numbers_give_the_ids_of_whole_texts_with_paligemma(shared: Path) -> None:
     pytest.importorskip("sentencepiece")

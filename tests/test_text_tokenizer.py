@@ -39,13 +39,13 @@ SENTENCES = [
 
 def tiny_files(**changes: Any) -> dict[str, bytes]:
     """The built-in tokenizer's files, with parts of tokenizer.json replaced."""
-    files = dict(TinyTextTokenizer()._files)
+    files = dict(TINY._files)
     content = {**json.loads(files["tokenizer.json"]), **changes}
     return {**files, "tokenizer.json": json.dumps(content).encode()}
 
 
 def tiny_model(**changes: Any) -> dict[str, Any]:
-    model = json.loads(TinyTextTokenizer()._files["tokenizer.json"])["model"]
+    model = json.loads(TINY._files["tokenizer.json"])["model"]
     return {**model, **changes}
 
 
@@ -180,6 +180,7 @@ def test_texts_may_be_cut_where_tiny_says_so(before: str, cut: tuple[str, str], 
 def test_tiny_says_that_texts_may_be_cut() -> None:
     assert TinyTextTokenizer().never_joins(CUTS)
     assert not TinyTextTokenizer().never_joins([("T", "a")])
+    assert JsonTextTokenizer(tiny_files(**spaces_as_they_are()), "here").never_joins(CUTS)
 
 
 @pytest.mark.golden
@@ -207,10 +208,29 @@ def joining_model() -> dict[str, Any]:
     return tiny_model(vocab=vocabulary, merges=[*tiny_model()["merges"], ["5", "\u2581"]])
 
 
+def added_token(content: str, **flags: bool) -> dict[str, Any]:
+    """The added tokens of the built-in tokenizer and one more, behind the vocabulary."""
+    tokens = json.loads(TINY._files["tokenizer.json"])["added_tokens"]
+    return {"added_tokens": [*tokens, {**tokens[0], "special": False, "id": 4096, "content": content, **flags}]}
+
+
+def spaces_as_they_are() -> dict[str, Any]:
+    """A vocabulary with the space itself, and nothing that replaces it."""
+    vocabulary = {" " if piece == "\u2581" else piece: number for piece, number in tiny_model()["vocab"].items()}
+    return {"model": tiny_model(vocab=vocabulary), "normalizer": None}
+
+
+#: Takes two characters away.
+SHORTENING = {**spaces_as_they_are(), "normalizer": {"type": "Replace", "pattern": {"String": ": 1"}, "content": "1"}}
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"model": joining_model()},
+        SHORTENING,
+        added_token("5 7"),
+        added_token("State:", rstrip=True),
         {"model": tiny_model(ignore_merges=True)},
         {"normalizer": None},
         {"normalizer": {"type": "Prepend", "prepend": "\u2581"}},
@@ -218,15 +238,33 @@ def joining_model() -> dict[str, Any]:
             "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         },
     ],
-    ids=["joined", "ignore_merges", "unknown space", "prepends", "ByteLevel"],
+    ids=[
+        "joined",
+        "shortened",
+        "added token",
+        "eats spaces",
+        "ignore_merges",
+        "unknown space",
+        "prepends",
+        "ByteLevel",
+    ],
 )
 def test_tokenizers_of_which_nothing_is_proved_are_not_cut(changes: dict[str, Any]) -> None:
     assert not JsonTextTokenizer(tiny_files(**changes), "here").never_joins(CUTS)
 
 
-def test_the_joining_tokenizer_really_joins() -> None:
-    tokenizer = JsonTextTokenizer(tiny_files(model=joining_model()), "here")
-    assert tokenizer.encode("5 ") != tokenizer.encode("5") + tokenizer.encode(" ")
+@pytest.mark.parametrize(
+    ("changes", "before", "after"),
+    [
+        ({"model": joining_model()}, "5", " 7"),
+        (SHORTENING, "State:", " 1"),
+        (added_token("5 7"), "5", " 7"),
+        (added_token("State:", rstrip=True), "State:", " 1"),
+    ],
+)
+def test_those_would_really_be_wrong(changes: dict[str, Any], before: str, after: str) -> None:
+    tokenizer = JsonTextTokenizer(tiny_files(**changes), "here")
+    assert tokenizer.encode(before + after) != tokenizer.encode(before) + tokenizer.encode(after)
 
 
 @pytest.mark.parametrize(
