@@ -287,7 +287,7 @@ def generate(
         position_gap: positions left out before the first generated token (openpi: 1).
         count_padding: positions count masked images and padding too, as openpi trains.
         generator: of the draws, on the model's device; None is torch's own.
-        log_probabilities: whether to compute them; with the whole vocabulary they take a tenth of a small model's time.
+        log_probabilities: whether to compute them; over a whole vocabulary they take time.
 
     Raises:
         PolicyError: shapes that do not fit, a prompt without tokens, a budget in which no chunk fits, a temperature
@@ -353,7 +353,7 @@ def _check(
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Images and tokens as one sequence [B, L], and where each row goes on."""
+    """Images and tokens as one sequence [B, L]; the last column of each row and the position after it, [B, 1]."""
 
     embeddings: Tensor
     valid: Tensor
@@ -384,7 +384,7 @@ def _join(
     columns = torch.arange(valid.shape[1], device=ids.device)
     last = (columns * valid).amax(1, keepdim=True)
     first_position = positions.gather(1, last) + (1 + position_gap)
-    return _Prompt(embeddings, valid, causal, positions, last[:, 0], first_position[:, 0])
+    return _Prompt(embeddings, valid, causal, positions, last, first_position)
 
 
 class _Feeder(Protocol):
@@ -405,13 +405,13 @@ class _Cached:
         self._model, self._column = model, length
         self._cache = model.new_cache(rows, capacity)
         mask = attention_mask(prompt.valid, prompt.causal)
-        hidden = model.prefill(prompt.embeddings, mask, prompt.positions, self._cache)
-        self.hidden = hidden[torch.arange(rows, device=hidden.device), prompt.last]
-        self._seen = torch.zeros(rows, capacity, dtype=torch.bool, device=hidden.device)
+        self.hidden = model.prefill(prompt.embeddings, mask, prompt.positions, self._cache, prompt.last)[:, 0]
+        device = prompt.valid.device
+        self._seen = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
         self._seen[:, :length] = prompt.valid
         # Made once, so that a step only takes a view.
-        self._columns = torch.arange(capacity, device=hidden.device)
-        self._positions = prompt.first_position + self._columns[:steps, None]
+        self._columns = torch.arange(capacity, device=device)
+        self._positions = prompt.first_position[:, 0] + self._columns[:steps, None]
         self._step = 0
 
     def feed(self, ids: Tensor) -> None:
@@ -429,12 +429,12 @@ class _Uncached:
     def __init__(self, model: PaliGemma, prompt: _Prompt, steps: int) -> None:  # noqa: ARG002 (one signature)
         self._model = model
         self._embeddings, self._valid, self._causal = prompt.embeddings, prompt.valid, prompt.causal
-        self._positions, self._next = prompt.positions, prompt.first_position[:, None]
-        rows = torch.arange(len(prompt.valid), device=prompt.valid.device)
-        self.hidden = self._run()[rows, prompt.last]
+        self._positions, self._next = prompt.positions, prompt.first_position
+        self.hidden = self._run(prompt.last)
 
-    def _run(self) -> Tensor:
-        return self._model.hidden_states(self._embeddings, attention_mask(self._valid, self._causal), self._positions)
+    def _run(self, wanted: Tensor) -> Tensor:
+        mask = attention_mask(self._valid, self._causal)
+        return self._model.hidden_states(self._embeddings, mask, self._positions, wanted)[:, 0]
 
     def feed(self, ids: Tensor) -> None:
         one = torch.ones_like(self._valid[:, :1])
@@ -442,7 +442,7 @@ class _Uncached:
         self._valid, self._causal = torch.cat((self._valid, one), 1), torch.cat((self._causal, one), 1)
         self._positions = torch.cat((self._positions, self._next), 1)
         self._next = self._next + 1
-        self.hidden = self._run()[:, -1]
+        self.hidden = self._run(torch.full_like(self._next, self._valid.shape[1] - 1))
 
 
 def _stride(device: torch.device) -> int:
