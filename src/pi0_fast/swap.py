@@ -23,7 +23,7 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -31,6 +31,8 @@ from pathlib import Path
 TEMPORARY = ".pi0-fast-tmp-"
 #: Called with the old directory, which is deleted next, and the new one in its place.
 BringAlong = Callable[[Path, Path], None]
+#: Called with an entry of a directory and its path within, in posix form.
+IsOwn = Callable[[Path, str], bool]
 
 
 def temporary_sibling(target: Path) -> Path:
@@ -252,3 +254,58 @@ def _fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- files of others in a directory that is replaced ----------------------------------------------------------------
+
+
+def keep_other_files(target: Path, temporary: Path, is_own: IsOwn, *, mixed_folders: Sequence[str] = ()) -> None:
+    """Bring along what an existing directory holds besides own files; as hard links, so that nothing is copied.
+
+    Args:
+        target: what will be replaced; nothing is done where it is no directory.
+        temporary: what will replace it.
+        is_own: whether an entry, of that path within the directory, goes with what is replaced.
+        mixed_folders: subfolders that hold own files and those of others.
+    """
+    if not target.is_dir():
+        return
+    folders = [target, *(target / name for name in mixed_folders)]
+    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
+    for entry in entries:
+        name = entry.relative_to(target).as_posix()
+        if is_own(entry, name):
+            continue
+        (temporary / name).parent.mkdir(exist_ok=True)
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
+        else:
+            _link_or_copy(str(entry), str(temporary / name))
+
+
+def bring_along(old: Path, new: Path, *, is_own: IsOwn, within: str = "") -> None:
+    """Move what was written into the old directory after `keep_other_files`: other files, new or newer ones."""
+    with suppress(FileNotFoundError):  # a reader that finishes the same swap was faster
+        for entry in list((old / within).iterdir()):
+            name = entry.relative_to(old).as_posix()
+            if is_own(entry, name):
+                continue
+            there = new / name
+            if entry.is_dir() and not entry.is_symlink() and there.is_dir():
+                bring_along(old, new, is_own=is_own, within=name)
+            elif not os.path.lexists(there) or _is_newer(entry, there):
+                with suppress(FileNotFoundError):
+                    os.replace(entry, there)
+
+
+def _is_newer(entry: Path, there: Path) -> bool:
+    """Whether a file was replaced in the old directory after it was linked or copied to the new one."""
+    found, kept = entry.lstat(), there.lstat()
+    return not os.path.samestat(found, kept) and not there.is_dir() and found.st_mtime_ns > kept.st_mtime_ns
+
+
+def _link_or_copy(source: str, destination: str) -> None:
+    try:
+        os.link(source, destination, follow_symlinks=False)
+    except OSError:  # another file system, or one without links
+        shutil.copy2(source, destination, follow_symlinks=False)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,13 @@ from pi0_fast.actions import layout
 from pi0_fast.actions.inputs import checked_scale
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Vocabulary
-from pi0_fast.swap import finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.swap import (
+    bring_along,
+    finish_interrupted_swap,
+    install_directory,
+    keep_other_files,
+    temporary_sibling,
+)
 from pi0_fast.types import TokenizerError
 
 LongArray = npt.NDArray[np.int64]
@@ -96,7 +101,7 @@ def save_directory(target: Path, saved: Saved, token_uses: Sequence[int] | LongA
     finish_interrupted_save(target)
     temporary = temporary_sibling(target)
     try:
-        _keep_other_files(target, temporary)
+        keep_other_files(target, temporary, _is_own, mixed_folders=(layout.BPE_FOLDER,))
         write_files(temporary, saved, token_uses)
         install_directory(temporary, target, _bring_along)
     except BaseException:
@@ -377,51 +382,9 @@ def _whole(value: Any, name: str, place: Path) -> int:
     return value
 
 
-def _keep_other_files(target: Path, temporary: Path) -> None:
-    """Bring along what an existing directory holds besides a tokenizer; as hard links, so that nothing is copied."""
-    if not target.is_dir():
-        return
-    folders = [target, target / layout.BPE_FOLDER]
-    entries = [entry for folder in folders if folder.is_dir() for entry in folder.iterdir() if entry not in folders]
-    for entry in entries:
-        name = entry.relative_to(target).as_posix()
-        if _is_own(entry, name):
-            continue
-        (temporary / name).parent.mkdir(exist_ok=True)
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.copytree(entry, temporary / name, symlinks=True, copy_function=_link_or_copy)
-        else:
-            _link_or_copy(str(entry), str(temporary / name))
-
-
 def _is_own(entry: Path, name: str) -> bool:
     """Whether this entry belongs to the tokenizer that is replaced, and goes with it."""
     return name in FILE_NAMES or (name == REPORT_FOLDER and (entry / REPORT).is_file())
 
 
-def _bring_along(old: Path, new: Path, within: str = "") -> None:
-    """Move what was written into the old directory after `_keep_other_files`: other files, new or newer ones."""
-    with suppress(FileNotFoundError):  # a reader that finishes the same swap was faster
-        for entry in list((old / within).iterdir()):
-            name = entry.relative_to(old).as_posix()
-            if _is_own(entry, name):
-                continue
-            there = new / name
-            if entry.is_dir() and not entry.is_symlink() and there.is_dir():
-                _bring_along(old, new, name)
-            elif not os.path.lexists(there) or _is_newer(entry, there):
-                with suppress(FileNotFoundError):
-                    os.replace(entry, there)
-
-
-def _is_newer(entry: Path, there: Path) -> bool:
-    """Whether a file was replaced in the old directory after it was linked or copied to the new one."""
-    found, kept = entry.lstat(), there.lstat()
-    return not os.path.samestat(found, kept) and not there.is_dir() and found.st_mtime_ns > kept.st_mtime_ns
-
-
-def _link_or_copy(source: str, destination: str) -> None:
-    try:
-        os.link(source, destination, follow_symlinks=False)
-    except OSError:  # another file system, or one without links
-        shutil.copy2(source, destination, follow_symlinks=False)
+_bring_along = partial(bring_along, is_own=_is_own)
