@@ -35,10 +35,12 @@ class KeyValueCache:
     Attributes:
         keys: one tensor [B, G, capacity, head_dim] per layer, G key-value heads; already turned by their position.
         values: the same shape.
+        frequencies: of `rotary_frequencies`, kept so that a step need not compute them.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
+    frequencies: Tensor
 
     @property
     def batch(self) -> int:
@@ -60,26 +62,36 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> the same shape and dtype."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_NORM_EPSILON)
-        return (wide * scale * (1.0 + self.weight)).to(x.dtype)
+        return rms_norm(x, self.weight)
 
 
-def rotation(positions: Tensor, head_dim: int, dtype: torch.dtype) -> Rotation:
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """The arithmetic of `RMSNorm`: [..., width] and float32 [width] -> the shape and dtype of x."""
+    wide = x.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + RMS_NORM_EPSILON)
+    return torch.addcmul(normed, normed, weight).to(x.dtype)
+
+
+def rotary_frequencies(head_dim: int, device: torch.device) -> Tensor:
+    """Radians per position: float32 [1, 2, head_dim / 2], once negative and once positive, as the sines are needed."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
+    frequencies = ROTARY_BASE**-exponents
+    return torch.stack((-frequencies, frequencies))[None]
+
+
+def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
     """Cosines and signed sines of the rotary embedding.
 
     Args:
         positions: int64 [...].
-        head_dim: even.
+        frequencies: of `rotary_frequencies`.
         dtype: of the result; the angles are computed in float32.
 
     Returns:
-        cosine [..., 1, 1, head_dim / 2] and sine [..., 1, 2, head_dim / 2] (minus, plus), to broadcast over heads.
+        cosine and sine [..., 1, 2, head_dim / 2], to broadcast over heads; the sine of a first half is negative.
     """
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
-    angles = positions[..., None, None, None].float() * (ROTARY_BASE**-exponents)
-    sine = angles.sin()
-    return angles.cos().to(dtype), torch.cat((-sine, sine), dim=-2).to(dtype)
+    angles = positions[..., None, None, None] * frequencies
+    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 def rotate(x: Tensor, turn: Rotation) -> Tensor:
@@ -139,13 +151,10 @@ class Attention(nn.Module):
         keys.index_copy_(2, column, key.view(batch, self.groups, 1, self.head_dim))
         values.index_copy_(2, column, self.v_proj(x).view(batch, self.groups, 1, self.head_dim))
         length = bias.shape[-1]
+        keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
         # The heads that share keys are the rows of one query matrix: nothing is expanded.
-        mixed = functional.scaled_dot_product_attention(
-            query.view(batch, self.groups, -1, self.head_dim),
-            keys[:, :, :length],
-            values[:, :, :length],
-            attn_mask=bias,
-        )
+        query = query.view(batch, self.groups, -1, self.head_dim)
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
         return self.o_proj(mixed.reshape(batch, -1))  # type: ignore[no-any-return]
 
 
@@ -189,8 +198,8 @@ class DecoderLayer(nn.Module):
 
     def step(self, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
         """[B, width] -> the same."""
-        x = x + self.self_attn.step(self.input_layernorm(x), bias, turn, column, store)
-        return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
+        x = x + self.self_attn.step(rms_norm(x, self.input_layernorm.weight), bias, turn, column, store)
+        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight))  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -225,7 +234,7 @@ class Decoder(nn.Module):
         Returns:
             [B, S or K, width] after the final norm.
         """
-        turn = rotation(positions, self.head_dim, x.dtype)
+        turn = rotation(positions, rotary_frequencies(self.head_dim, x.device), x.dtype)
         bias = _bias(mask, x.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
@@ -247,7 +256,7 @@ class Decoder(nn.Module):
         Returns:
             [B, width] after the final norm.
         """
-        turn = rotation(positions, self.head_dim, x.dtype)
+        turn = rotation(positions, cache.frequencies, x.dtype)
         bias = _bias(mask[:, None, None], x.dtype)
         for index, layer in enumerate(self.layers):
             x = layer.step(x, bias, turn, column, (cache.keys[index], cache.values[index]))  # type: ignore[operator]

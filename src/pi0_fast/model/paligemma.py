@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pi0_fast.model.architecture import Architecture
-from pi0_fast.model.gemma import Decoder, KeyValueCache
+from pi0_fast.model.gemma import Decoder, KeyValueCache, rotary_frequencies
 from pi0_fast.model.siglip import VisionTower
 from pi0_fast.types import PolicyError
 
@@ -117,7 +117,7 @@ class PaliGemma(nn.Module):
         def empty() -> list[Tensor]:
             return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
 
-        return KeyValueCache(empty(), empty())
+        return KeyValueCache(empty(), empty(), rotary_frequencies(text.head_dim, self.device))
 
     def prefill(
         self,
