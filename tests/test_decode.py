@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +43,9 @@ def _one_thread() -> None:
 def tokenizer(symbol_format: str) -> FastTokenizer:
     random = np.random.default_rng(0)
     chunks = np.cumsum(random.normal(0, 0.15, (300, 6, 3)), axis=1)
-    return FastTokenizer.fit(chunks, vocab_size=300, symbol_format=symbol_format)  # type: ignore[arg-type]
+    # So fine a scale that the byte-level format needs characters of two bytes.
+    scale = 60.0 if symbol_format == "reference" else 10.0
+    return FastTokenizer.fit(chunks, scale=scale, vocab_size=300, symbol_format=symbol_format)  # type: ignore[arg-type]
 
 
 @cache
@@ -222,6 +226,41 @@ def test_the_grammars_own_budget_is_the_default() -> None:
     tight = choice("plain", least)
     batch = prompts(4, seed=5)
     equal(generate(model(), **batch, choice=tight), generate(model(), **batch, choice=choice(), max_steps=least))
+
+
+@pytest.mark.parametrize("free", [False, True])
+@pytest.mark.parametrize("max_steps", [6, 30])
+def test_no_step_is_run_for_nothing(monkeypatch: pytest.MonkeyPatch, max_steps: int, free: bool) -> None:
+    """The first id comes from the prefill, and the last one is fed to nobody."""
+    small, fed = new_model(), []
+    step = small.step
+    monkeypatch.setattr(small, "step", lambda *arguments: fed.append(1) or step(*arguments))
+    how: Any = FreeChoice(_some_id(prompts(1), step=8)) if free else choice()
+    got = generate(small, **prompts(1), choice=how, max_steps=max_steps)
+    assert len(fed) == got.steps - 1
+
+
+def test_an_endless_budget_takes_no_memory() -> None:
+    batch = prompts(2)
+    equal(generate(model(), **batch, choice=choice(), max_steps=10**12), generate(model(), **batch, choice=choice()))
+
+
+def test_rows_that_have_ended_stay_so_whatever_the_order_of_the_ids() -> None:
+    """They get id 0 in every further step; here that id stops within a character, or may not come at all."""
+    grammar = choice("reference").grammar
+    batch = prompts(5, seed=14)
+    for stop in (-1, 1):
+        inner = int(np.flatnonzero(grammar.next_place[0] == stop)[0])
+        order = np.roll(np.arange(grammar.base.shape[1]), -inner)
+        turned = copy.copy(grammar)
+        for name in ("base", "consumed", "next_place"):
+            setattr(turned, name, np.ascontiguousarray(getattr(grammar, name)[:, order]))
+        assert turned.next_place[0, 0] == stop
+        got = generate(model(), **batch, choice=ConstrainedChoice(turned, choice("reference").text_ids[order]))
+        want = generate(model(), **batch, choice=choice("reference"))
+        assert len(set(got.lengths.tolist())) > 1
+        back = torch.where(got.ids >= 0, torch.from_numpy(order)[got.ids], -1)
+        equal(dataclasses.replace(got, ids=back), want)
 
 
 @pytest.mark.parametrize("free", [False, True])
