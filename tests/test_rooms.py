@@ -27,6 +27,8 @@ ROOMS = [
     ["processors"],
     ["model"],
     ["decode"],
+    ["preparation"],
+    ["checkpoint"],
     ["policy"],
     ["reports"],
     ["dataset_chunks"],

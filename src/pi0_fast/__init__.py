@@ -17,6 +17,9 @@ except PackageNotFoundError:  # a source tree that was never installed
 _HOMES = {
     "FastTokenizer": "pi0_fast.actions.tokenizer",
     "Normalizer": "pi0_fast.actions.normalize",
+    "PI0FastConfig": "pi0_fast.policy_config",
+    "PI0FastPolicy": "pi0_fast.policy",
+    "PolicyFeature": "pi0_fast.policy_config",
     "TokenizerTrainingConfig": "pi0_fast.configs",
     "fit_fast_tokenizer": "pi0_fast.cached_fitting",
     "train_tokenizer": "pi0_fast.fitting",

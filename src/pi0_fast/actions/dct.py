@@ -104,7 +104,7 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
 
 @inlined
 def dequantize_row(coefficients, matrix, scales, folded, levels, frequencies, out):  # type: ignore[no-untyped-def]
-    """One chunk of `dequantize_rows`; scratch is `folded` [2, (H+1)//2, D], `levels` [H, D], `frequencies` int32 [H]."""
+    """One chunk of `dequantize_rows`; scratch: `folded` [2, (H+1)//2, D], `levels` [H, D], `frequencies` int32 [H]."""
     horizon, size = out.shape
     half = (horizon + 1) // 2
     for parity in range(2):

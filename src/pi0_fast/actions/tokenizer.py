@@ -391,14 +391,27 @@ class FastTokenizer:
         """`encode`, so that the object is used like a Hugging Face processor."""
         return self.encode(chunks)
 
-    def encode_padded(self, chunks: Any, *, num_threads: int | None = None) -> tuple[IntArray, IntArray]:
+    @overload
+    def encode_padded(
+        self, chunks: Any, *, return_info: Literal[False] = False, num_threads: int | None = None
+    ) -> tuple[IntArray, IntArray]: ...
+
+    @overload
+    def encode_padded(
+        self, chunks: Any, *, return_info: Literal[True], num_threads: int | None = None
+    ) -> tuple[IntArray, IntArray, EncodeInfo]: ...
+
+    def encode_padded(
+        self, chunks: Any, *, return_info: bool = False, num_threads: int | None = None
+    ) -> tuple[IntArray, IntArray] | tuple[IntArray, IntArray, EncodeInfo]:
         """Token ids as arrays: ids int32 [N, T] with -1 after the end of each row, and lengths int32 [N].
 
         T is the longest row's length. Arguments and errors as in `encode`.
         """
         values = as_chunks(chunks, (self.time_horizon, self.action_dim))
-        flat, lengths, _ = self._encode(values, self._encoder(values.shape[1], values.shape[2]), num_threads)
-        return scatter_rows(flat, lengths, -1), lengths
+        flat, lengths, info = self._encode(values, self._encoder(values.shape[1], values.shape[2]), num_threads)
+        ids = scatter_rows(flat, lengths, -1)
+        return (ids, lengths, info) if return_info else (ids, lengths)
 
     def _encoder(self, horizon: int, action_dim: int) -> Encoder | None:
         """What encodes chunks of that shape in one pass; None for vocabularies that cannot be encoded so."""

@@ -1,0 +1,286 @@
+"""A policy's checkpoint directory: everything a policy is made of, read and written as one.
+
+    out/
+      config.json                    LeRobot's settings
+      pi0_fast.json                  ours, the sizes of the model, and where the tokenizers lie
+      model.safetensors              weights under LeRobot's names; its header holds the fingerprints of what follows
+      policy_preprocessor.json  policy_postprocessor.json  and the statistics that they name
+      tokenizers/action/             the FAST tokenizer
+      tokenizers/text/               the text tokenizer's files
+
+Directories of LeRobot, which have no pi0_fast.json and need not hold their tokenizers, are read too. A directory is
+written beside its place and put there when it is whole. What is not here: the single files (policy_config.py,
+processors.py, model/weights.py) and what a policy does.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from pi0_fast.actions.directory import wait_for_directory
+from pi0_fast.actions.tokenizer import FastTokenizer
+from pi0_fast.hub import download_snapshot
+from pi0_fast.model import weights
+from pi0_fast.model.architecture import Architecture
+from pi0_fast.model.paligemma import PaliGemma
+from pi0_fast.policy_config import CONFIG_FILE, OWN_FILE, PI0FastConfig, read_config, read_details, write_config
+from pi0_fast.processors import (
+    POSTPROCESSOR_FILE,
+    PREPROCESSOR_FILE,
+    FeatureNormalizer,
+    FeatureStatistics,
+    PolicyProcessors,
+    read_processors,
+    write_processors,
+)
+from pi0_fast.swap import (
+    bring_along,
+    finish_interrupted_swap,
+    install_directory,
+    keep_other_files,
+    temporary_sibling,
+)
+from pi0_fast.text_tokenizer import BUILT_IN, TextTokenizer, load_text_tokenizer
+from pi0_fast.types import PolicyError
+
+TOKENIZERS = "tokenizers"
+#: Where a checkpoint keeps its tokenizers.
+LOCAL = {"action_tokenizer": f"{TOKENIZERS}/action", "text_tokenizer": f"{TOKENIZERS}/text"}
+#: What a hub repository is asked for: a checkpoint's files, its tokenizers included.
+HUB_FILES = ("*.json", "*.safetensors", "*.model", f"{TOKENIZERS}/**")
+#: Files that only a policy's repository has.
+SIGNATURE_FILES = (CONFIG_FILE, PREPROCESSOR_FILE, POSTPROCESSOR_FILE, OWN_FILE)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_FINGERPRINT = "pi0_fast."
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a policy is made of.
+
+    Attributes:
+        config: all settings.
+        model: the weights.
+        processors: names, units, normalisation.
+        text_tokenizer, action_tokenizer: the tokenizers; the action tokenizer as it was saved or published.
+    """
+
+    config: PI0FastConfig
+    model: PaliGemma
+    processors: PolicyProcessors
+    text_tokenizer: TextTokenizer
+    action_tokenizer: FastTokenizer
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes of what belongs to the weights and lies in other files, by name."""
+        return {
+            "action_tokenizer": self.action_tokenizer.fingerprint,
+            "text_tokenizer": self.text_tokenizer.fingerprint,
+            "normalization": _hash_of(self.processors),
+        }
+
+
+def _hash_of(processors: PolicyProcessors) -> str:
+    """16 hexadecimal digits: how state and action are normalised, and which actions are relative."""
+
+    def plain(normalizer: FeatureNormalizer) -> dict[str, Any]:
+        used = {name: normalizer.statistics[name].tolist() for name in normalizer.mode.needs}
+        return {"mode": normalizer.mode.value, "size": normalizer.size, **used}
+
+    content: dict[str, Any] = {"state": plain(processors.state), "action": plain(processors.action)}
+    if processors.relative is not None:
+        content["relative"] = list(processors.relative.mask)
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def find_checkpoint(
+    path_or_hub_id: str | Path,
+    *,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+) -> Path:
+    """The directory of that name, or the downloaded files of a hub repository.
+
+    Raises:
+        PolicyError: neither a directory nor a hub id.
+        HubError: no such repository, access refused, offline.
+    """
+    folder = Path(path_or_hub_id).expanduser()
+    if wait_for_directory(folder):
+        return folder
+    text = str(path_or_hub_id)
+    if folder.exists():
+        raise PolicyError(f"{folder} is a file: give the directory of the checkpoint")
+    if isinstance(path_or_hub_id, Path) or text.startswith((".", "/", "~")) or text.count("/") != 1:
+        raise PolicyError(
+            f"no checkpoint directory at {folder.absolute()}, and {text!r} is no hub id of the form owner/name"
+        )
+    return download_snapshot(
+        text,
+        repo_type="model",
+        allow_patterns=HUB_FILES,
+        searched=str(folder.absolute()),
+        local_advice="pass the local directory of the checkpoint",
+        revision=revision,
+        token=token,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+    )
+
+
+def read_checkpoint(
+    folder: Path,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    device: Callable[[PI0FastConfig], torch.device] = lambda _: torch.device("cpu"),
+    strict: bool = True,
+    architecture: Architecture | None = None,
+    statistics: Mapping[str, FeatureStatistics] | None = None,
+    text_tokenizer: TextTokenizer | None = None,
+    action_tokenizer: FastTokenizer | None = None,
+    **hub: Any,
+) -> Checkpoint:
+    """Read a checkpoint directory of ours or of LeRobot's; see `PI0FastPolicy.from_pretrained` for the arguments.
+
+    `device` says, of the configuration, where the weights go; `hub` is token, cache_dir and local_files_only.
+
+    Raises:
+        PolicyError: a file is missing, damaged, contradicts another, or does not belong to the weights.
+    """
+    stored = read_config(folder)
+    details = read_details(folder)
+    processors = read_processors(folder, stored, statistics=statistics)
+    config = _overridden(stored, overrides or {})
+    given = {"action_tokenizer": action_tokenizer is not None, "text_tokenizer": text_tokenizer is not None}
+    changed = {name for name in (overrides or {}) if getattr(config, name) != getattr(stored, name)}
+    places = {}
+    for kind, is_given in given.items():
+        setting = f"{kind}_name"
+        copy = None if setting in changed else details.get(kind)
+        places[kind] = _place(folder, getattr(config, setting) if copy is None else str(copy))
+        if is_given or (copy is None and isinstance(places[kind], Path)):
+            # What is on this machine only has no name elsewhere: saving names the checkpoint's own copy.
+            local: dict[str, Any] = {setting: LOCAL[kind]}
+            config = replace(config, **local)
+    if text_tokenizer is None:
+        text_tokenizer = load_text_tokenizer(places["text_tokenizer"], **hub)
+    if action_tokenizer is None:
+        action_tokenizer = FastTokenizer.from_pretrained(places["action_tokenizer"], **hub)
+    if architecture is None and details.get("architecture") is not None:
+        architecture = Architecture.from_json(details["architecture"])
+    if architecture is None:
+        architecture = Architecture.variant(config.paligemma_variant)
+    model = weights.load(folder, architecture, DTYPES[config.dtype], device(config), strict)
+    result = Checkpoint(config, model, processors, text_tokenizer, action_tokenizer)
+    given["normalization"] = statistics is not None
+    _check_fingerprints(folder, result, {name for name, other in given.items() if not other})
+    return result
+
+
+def _overridden(stored: PI0FastConfig, overrides: Mapping[str, Any]) -> PI0FastConfig:
+    unknown = sorted(set(overrides) - set(vars(stored)))
+    if unknown:
+        raise PolicyError(f"the policy has no settings {', '.join(unknown)}; it has {', '.join(sorted(vars(stored)))}")
+    fixed = {"normalization_mapping", "use_relative_actions", "relative_exclude_joints", "action_feature_names"}
+    for name in sorted(fixed & set(overrides)):
+        if replace(stored, **{name: overrides[name]}) != stored:
+            raise PolicyError(
+                f"{name} belongs to the checkpoint's weights ({getattr(stored, name)}) and cannot be overridden"
+            )
+    return replace(stored, **overrides)
+
+
+def _place(folder: Path, name: str) -> str | Path:
+    """Where a tokenizer of that name lies: in the checkpoint, elsewhere on this machine, or (a text) on the hub."""
+    for place in (folder / name, Path(name).expanduser()):
+        if place.exists():
+            return place
+    return name
+
+
+def _check_fingerprints(folder: Path, checkpoint: Checkpoint, names: set[str]) -> None:
+    """Whether the tokenizers and statistics are those that the weights were saved with."""
+    try:
+        file = folder / weights.SINGLE_FILE
+        if not file.is_file():
+            file = min(folder.glob("model-*.safetensors"))
+        with safe_open(file, "pt") as header:
+            recorded = header.metadata() or {}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise PolicyError(f"{folder}: the header of the weights cannot be read: {error}") from error
+    for name, found in checkpoint.fingerprints().items():
+        wanted = recorded.get(_FINGERPRINT + name)
+        if name in names and wanted is not None and wanted != found:
+            what = LOCAL.get(name, PREPROCESSOR_FILE)
+            raise PolicyError(
+                f"{folder}: the {name.replace('_', ' ')} has the fingerprint {found}, but the weights were trained "
+                f"with {wanted}: {what} comes from another checkpoint. Restore it; to go on with another one on "
+                "purpose, pass it to from_pretrained (action_tokenizer=, text_tokenizer=, statistics=)"
+            )
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def write_checkpoint(target: Path, checkpoint: Checkpoint, *, max_shard_bytes: int | None = None) -> None:
+    """Write a checkpoint directory, all at once or not at all; other files in an existing directory stay.
+
+    Raises:
+        OSError: it cannot be written; what was there before is unharmed.
+    """
+    if (target.is_symlink() or target.exists()) and not target.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"{target} exists and is no directory")
+    finish_interrupted_swap(target, _bring_along)
+    temporary = temporary_sibling(target)
+    try:
+        keep_other_files(target, temporary, _is_own, mixed_folders=(TOKENIZERS,))
+        write_files(temporary, checkpoint, max_shard_bytes=max_shard_bytes)
+        install_directory(temporary, target, _bring_along)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def write_files(folder: Path, checkpoint: Checkpoint, *, max_shard_bytes: int | None = None) -> None:
+    """Write the files into an existing directory, one after the other."""
+    config = checkpoint.config
+    details: dict[str, Any] = {"architecture": checkpoint.model.architecture.to_json(), **LOCAL}
+    if config.text_tokenizer_name == BUILT_IN:
+        config = replace(config, text_tokenizer_name=LOCAL["text_tokenizer"])
+    checkpoint.text_tokenizer.save(folder / LOCAL["text_tokenizer"])
+    checkpoint.action_tokenizer.save_pretrained(folder / LOCAL["action_tokenizer"])
+    write_config(folder, config, details)
+    write_processors(folder, config, checkpoint.processors)
+    header = {_FINGERPRINT + name: value for name, value in checkpoint.fingerprints().items()}
+    weights.save(checkpoint.model, folder, header, max_shard_bytes=max_shard_bytes)
+
+
+def _is_own(entry: Path, name: str) -> bool:
+    """Whether this entry belongs to the checkpoint that is replaced, and goes with it."""
+    if name in (*LOCAL.values(), *SIGNATURE_FILES):
+        return True
+    return "/" not in name and (
+        name == weights.INDEX_FILE
+        or (
+            entry.suffix == ".safetensors" and name.startswith(("model", "policy_preprocessor", "policy_postprocessor"))
+        )
+    )
+
+
+_bring_along = partial(bring_along, is_own=_is_own)

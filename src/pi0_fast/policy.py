@@ -1,0 +1,501 @@
+"""PI0FastPolicy: images, a task and a state to a chunk of actions; the composition of everything else.
+
+A policy takes batches as LeRobot's datasets and simulators make them, and gives actions in the robot's units: what
+LeRobot does in pre- and post-processors around its policy is part of this one, and of its checkpoints. What is not
+here: the steps themselves (preparation.py, model/, decode.py) and the files (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pi0_fast.actions.grammar import Grammar
+from pi0_fast.actions.tokenizer import FastTokenizer
+from pi0_fast.checkpoint import (
+    DTYPES,
+    SIGNATURE_FILES,
+    Checkpoint,
+    find_checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+    write_files,
+)
+from pi0_fast.decode import ConstrainedChoice, FreeChoice, Generation, generate
+from pi0_fast.hub import PushTarget, check_push, push_files
+from pi0_fast.model import weights
+from pi0_fast.model.architecture import Architecture
+from pi0_fast.model.loss import target_cross_entropy
+from pi0_fast.model.masks import attention_mask, sequence_layout
+from pi0_fast.model.paligemma import PaliGemma
+from pi0_fast.policy_config import PI0FastConfig
+from pi0_fast.preparation import Preparation, Prepared
+from pi0_fast.processors import FeatureStatistics, PolicyProcessors
+from pi0_fast.text_tokenizer import TextTokenizer, load_text_tokenizer
+from pi0_fast.types import PolicyError, TokenizerError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ChunkInfo:
+    """How a batch of chunks came about.
+
+    Attributes:
+        token_ids: int64 [B, T], action tokens; -1 after a row's end.
+        lengths: int64 [B], action tokens of each row.
+        log_probabilities: float32 [B, S], of each generated token; see `decode.Generation`.
+        steps: S, tokens that were generated for the longest row.
+        valid: bool [B]; False for a row that held no chunk, which only happens with ``constrained=False``.
+        problems: for each row what was wrong, or None.
+    """
+
+    token_ids: Tensor
+    lengths: Tensor
+    log_probabilities: Tensor
+    steps: int
+    valid: Tensor
+    problems: tuple[str | None, ...]
+
+
+class PI0FastPolicy(nn.Module):
+    """The pi0-FAST policy (Pertsch et al. 2025, arXiv 2501.09747) on PaliGemma.
+
+    Attributes:
+        config: all settings.
+        model: the weights; its `device` is the policy's.
+        preparation: what happens around the model; for use in a data loader's workers.
+        counts: of everything that was changed or left out, by name, since the policy was made: ``rows``,
+            ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>``, ``malformed``
+            (rows that held no chunk), and in training ``over_budget``, ``clipped_values``,
+            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged.
+    """
+
+    def __init__(
+        self,
+        config: PI0FastConfig,
+        model: PaliGemma,
+        processors: PolicyProcessors,
+        text_tokenizer: TextTokenizer,
+        action_tokenizer: FastTokenizer,
+    ) -> None:
+        """Join the parts; `from_pretrained` and `create` are the usual ways.
+
+        Raises:
+            PolicyError: the parts do not belong together, or ``max_decoding_steps`` cannot hold a chunk.
+        """
+        super().__init__()
+        size = model.architecture.vision.image_size
+        if config.image_keys and config.image_resolution != (size, size):
+            raise PolicyError(
+                f"image_resolution is {config.image_resolution}, but the model's vision tower takes {size} x {size}"
+            )
+        ids = model.architecture.text.vocab_size
+        if text_tokenizer.vocab_size > ids:
+            raise PolicyError(
+                f"the text tokenizer has {text_tokenizer.vocab_size} ids, the model {ids}: they do not belong together"
+            )
+        self.model = model
+        self.config = config
+        self.preparation = Preparation(config, processors, text_tokenizer, action_tokenizer)
+        self._parts = (processors, text_tokenizer, action_tokenizer)
+        self.counts: Counter[str] = Counter()
+        self._choice = self._constrained_choice() if config.constrained else FreeChoice(self.preparation.prompt.end_id)
+        self._queue: deque[Tensor] = deque()
+        model.gradient_checkpointing = config.gradient_checkpointing
+        if config.compile_model:
+            model.compile(config.compile_mode)
+
+    def _constrained_choice(self) -> ConstrainedChoice:
+        """What may be generated, within `max_decoding_steps` less ``Action: `` and the end mark, as lerobot counts."""
+        prompt, tokenizer = self.preparation.prompt, self.preparation.action_tokenizer
+        beside = len(prompt.action_prefix_ids) + 1
+        budget = self.config.max_decoding_steps - beside
+        length = self.config.chunk_size * self.preparation.processors.action.size
+        try:
+            grammar = Grammar(tokenizer.vocabulary, length, max_tokens=max(budget, 1))
+        except TokenizerError as error:
+            raise PolicyError(
+                f"max_decoding_steps={self.config.max_decoding_steps} leaves {budget} action tokens (Action: and the "
+                f"end mark take {beside}): {error}"
+            ) from error
+        return ConstrainedChoice(grammar, prompt.action_text_ids)
+
+    # --- load and save ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(
+        cls,
+        config: PI0FastConfig,
+        statistics: Mapping[str, FeatureStatistics],
+        *,
+        architecture: Architecture | Mapping[str, Any] | str | Path | None = None,
+        text_tokenizer: TextTokenizer | None = None,
+        action_tokenizer: FastTokenizer | None = None,
+        rename_map: Mapping[str, str] | None = None,
+        seed: int = 0,
+        device: torch.device | str | None = None,
+    ) -> PI0FastPolicy:
+        """A new policy with random weights, to be trained from nothing.
+
+        Args:
+            config: declares the features; normalisation is QUANTILES unless it says otherwise.
+            statistics: of ``observation.state`` and ``action``, as LeRobot's stats.json has them; where an action
+                tokenizer with a normaliser is given, that is what ``action`` is normalised with.
+            architecture: sizes; None takes those of ``config.paligemma_variant``, which are billions of parameters.
+            text_tokenizer, action_tokenizer: None loads those that the configuration names.
+            rename_map: a batch's name of an input -> the policy's.
+            seed: of the weights.
+            device: None takes ``config.device``, or the CPU.
+
+        Raises:
+            PolicyError: parts that do not belong together, or statistics are missing.
+        """
+        text_tokenizer = text_tokenizer or load_text_tokenizer(config.text_tokenizer_name)
+        if action_tokenizer is None:
+            action_tokenizer = FastTokenizer.from_pretrained(config.action_tokenizer_name)
+        if action_tokenizer.normalizer is not None:
+            statistics = {**statistics, config.action_key: action_tokenizer.normalizer}
+        processors = PolicyProcessors.from_statistics(config, statistics, rename_map)
+        sizes = _as_architecture(architecture)
+        if sizes is None:
+            sizes = Architecture.variant(config.paligemma_variant, text_tokenizer.vocab_size)
+        model = weights.initialize(sizes, DTYPES[config.dtype], seed, device=_device(device, config))
+        return cls(config, model, processors, text_tokenizer, action_tokenizer)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_hub_id: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | str | None = None,
+        strict: bool = True,
+        architecture: Architecture | Mapping[str, Any] | str | Path | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        rename_map: Mapping[str, str] | None = None,
+        statistics: Mapping[str, FeatureStatistics] | None = None,
+        text_tokenizer: TextTokenizer | None = None,
+        action_tokenizer: FastTokenizer | None = None,
+    ) -> PI0FastPolicy:
+        """Load a checkpoint that this class or LeRobot wrote, from a directory or from the Hugging Face hub.
+
+        Args:
+            path_or_hub_id: a directory (then the network is not touched, unless it names tokenizers that it does not
+                hold), or ``owner/name``.
+            revision, token, cache_dir, local_files_only: as in huggingface_hub; for all files of the checkpoint. Of
+                these, tokenizers that it names elsewhere get all but `revision`.
+            device: None takes the checkpoint's own where it is there, else the CPU (logged).
+            dtype: ``"float32"``, ``"bfloat16"`` or the torch dtype; None takes the checkpoint's.
+            strict: every weight is there and used; see `model.weights.load`.
+            architecture: sizes of the model where the checkpoint does not say them and they are not those of its
+                ``paligemma_variant``: a dictionary, the path of a JSON file, or an `Architecture`.
+            overrides: settings in place of the checkpoint's, such as ``{"n_action_steps": 10}``.
+            rename_map: in place of the checkpoint's; a batch's name of an input -> the policy's.
+            statistics: in place of the checkpoint's, for training on other data.
+            text_tokenizer, action_tokenizer: in place of the checkpoint's, for training with others.
+
+        Returns:
+            The policy in evaluation mode.
+
+        Raises:
+            PolicyError: files are missing, damaged, contradict each other or do not belong to the weights; settings
+                that do not exist. All of it is named.
+            HubError: no such repository, access refused, offline.
+        """
+        hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
+        folder = find_checkpoint(path_or_hub_id, revision=revision, **hub)
+        overrides = dict(overrides or {})
+        if dtype is not None:
+            overrides["dtype"] = str(dtype).removeprefix("torch.")
+        if device is not None:
+            overrides["device"] = str(device)
+        checkpoint = read_checkpoint(
+            folder,
+            overrides=overrides,
+            device=partial(_device, device),
+            strict=strict,
+            architecture=_as_architecture(architecture),
+            statistics=statistics,
+            text_tokenizer=text_tokenizer,
+            action_tokenizer=action_tokenizer,
+            **hub,
+        )
+        config, processors = checkpoint.config, checkpoint.processors
+        if rename_map is not None:
+            processors = processors.with_rename_map(rename_map, config)
+        parts = (checkpoint.text_tokenizer, checkpoint.action_tokenizer)
+        return cls(config, checkpoint.model, processors, *parts).eval()
+
+    def checkpoint(self) -> Checkpoint:
+        """The parts, as they are saved."""
+        return Checkpoint(self.config, self.model, *self._parts)
+
+    def save_pretrained(self, directory: str | Path, *, max_shard_bytes: int | None = None) -> None:
+        """Write a checkpoint directory that loads here and in LeRobot 0.6.1.
+
+        All at once or not at all; other files in an existing directory stay. LeRobot finds tokenizers that are in the
+        directory only when it is run from there (it takes their names relative to the working directory).
+
+        Args:
+            directory: made if missing.
+            max_shard_bytes: see `model.weights.save`; LeRobot reads a single file only, which None writes.
+
+        Raises:
+            OSError: it cannot be written; what was there before is unharmed.
+        """
+        write_checkpoint(Path(directory), self.checkpoint(), max_shard_bytes=max_shard_bytes)
+
+    @staticmethod
+    def check_push_to_hub(
+        repo_id: str, *, private: bool = False, token: str | bool | None = None, revision: str | None = None
+    ) -> PushTarget:
+        """Find out before training whether `push_to_hub` would succeed after it; see `hub.check_push`.
+
+        Raises:
+            HubError: it would not, or the hub cannot be asked.
+        """
+        return check_push(
+            repo_id,
+            own_files=SIGNATURE_FILES,
+            signature_files=SIGNATURE_FILES,
+            private=private,
+            token=token,
+            revision=revision,
+        )
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload pi0-FAST policy",
+    ) -> str:
+        """Upload what `save_pretrained` writes to the Hugging Face hub, in one commit.
+
+        Args:
+            repo_id: ``owner/name``, or ``name`` for the token's own user; created when missing.
+            private: make a new repository private; an existing public one is refused then.
+            token: None: the one of `hf auth login`, or HF_TOKEN.
+            revision: branch to push to, made when missing; None: the main branch.
+            commit_message: first line of the commit.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            HubError: no token, one that may not write there, a repository of something else, or the hub failed.
+        """
+        target = self.check_push_to_hub(repo_id, private=private, token=token, revision=revision)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            write_files(folder, self.checkpoint())
+            return push_files(
+                folder,
+                target,
+                own_files=SIGNATURE_FILES,
+                signature_files=SIGNATURE_FILES,
+                token=token,
+                revision=revision,
+                commit_message=commit_message,
+            )
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Mapping[str, Any] | Prepared) -> tuple[Tensor, dict[str, Any]]:
+        """The loss of a batch.
+
+        Args:
+            batch: as for `predict_action_chunk`, with ``action`` [B, chunk_size, D] in the robot's units (and
+                ``action_is_pad`` bool [B, chunk_size], where it is known: rows with a padded step get no loss); or
+                what ``preparation.training`` made of it.
+
+        Returns:
+            The mean cross entropy of the target ids (float32 scalar), and a dictionary: ``loss`` (the same, detached),
+            ``target_ids`` (how many), and the counts of this batch.
+
+        Raises:
+            PolicyError: as in `predict_action_chunk`; actions of another shape.
+        """
+        prepared = batch if isinstance(batch, Prepared) else self.preparation.training(batch, self.model.device)
+        self._count(prepared.counts)
+        prompt = prepared.prompt
+        ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
+        features, seen = self._image_features(prepared)
+        embeddings = self.model.embed(ids)
+        if features is not None:
+            embeddings = torch.cat((features, embeddings), dim=1)
+        valid, causal, positions = sequence_layout(
+            seen, valid, causal, count_padding=self.config.count_padding_in_positions
+        )
+        counts = prompt.label.sum(axis=1)
+        within = np.arange(int(counts.max())) < counts[:, None]
+        # The position before each label predicts it; a row with fewer repeats its last one, which is then left out.
+        places = prompt.label.argmax(axis=1)[:, None] + np.minimum(np.arange(within.shape[1]), counts[:, None] - 1)
+        wanted, chosen = self._tensors(places + seen.shape[1] - 1, within)
+        hidden = self.model.hidden_states(embeddings, attention_mask(valid, causal), positions, wanted)[chosen]
+        labels, share = self._tensors(prompt.ids[prompt.label], prompt.weight[prompt.label])
+        loss = target_cross_entropy(hidden, self.model.lm_head.weight, labels, share)
+        return loss, {"loss": loss.detach(), "target_ids": int(prompt.label.sum()), **prepared.counts}
+
+    # --- inference --------------------------------------------------------------------------------------------------
+
+    def predict_action_chunk(
+        self,
+        batch: Mapping[str, Any] | Prepared,
+        *,
+        return_info: bool = False,
+        temperature: float | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Any:
+        """Chunks of actions for a batch of observations.
+
+        Args:
+            batch: ``observation.state`` [B, Ds] or [Ds]; the images that the policy expects, [B, 3, h, w] or
+                [B, h, w, 3] (or without B), float in [0, 1] or uint8; ``task``, a text or B texts. numpy or torch, in
+                the robot's units. Or what ``preparation.generation`` made of it.
+            return_info: also return a `ChunkInfo`.
+            temperature: in place of the configuration's; 0 is greedy.
+            generator: of the draws, on the model's device.
+
+        Returns:
+            float32 [B, chunk_size, D] on the CPU, in the robot's units; and the info if asked for. With
+            ``constrained=False`` a row may hold no chunk: it is decoded as LeRobot does (missing coefficients are 0),
+            marked in the info, counted and logged.
+
+        Raises:
+            PolicyError: something is missing, of another shape, not finite, or the prompt is too long (all named).
+        """
+        prepared = batch if isinstance(batch, Prepared) else self.preparation.generation(batch, self.model.device)
+        self._count(prepared.counts)
+        prompt, config = prepared.prompt, self.config
+        ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
+        with torch.inference_mode():
+            features, seen = self._image_features(prepared)
+        made = generate(
+            self.model,
+            features,
+            None if features is None else seen,
+            ids,
+            valid,
+            causal,
+            choice=self._choice,
+            temperature=config.temperature if temperature is None else temperature,
+            max_steps=None if config.constrained else config.max_decoding_steps,
+            use_cache=config.use_kv_cache,
+            position_gap=config.position_gap,
+            count_padding=config.count_padding_in_positions,
+            generator=generator,
+            log_probabilities=return_info,
+        )
+        return self._chunks(made, prepared, return_info)
+
+    def _chunks(self, made: Generation, prepared: Prepared, return_info: bool) -> Any:
+        """Generated ids to actions."""
+        ids, lengths = made.ids.cpu().numpy(), made.lengths.cpu().numpy()
+        problems: list[str | None] = [None] * len(ids)
+        if not self.config.constrained:
+            rows = self.preparation.prompt.parse(ids, lengths, require_prefix=self.config.validate_action_token_prefix)
+            problems = [row.problem for row in rows]
+            lengths = np.array([len(row.ids) for row in rows])
+            ids = np.full((len(rows), max(int(lengths.max()), 1)), -1)
+            for kept, row in zip(ids, rows, strict=True):
+                kept[: len(row.ids)] = row.ids
+        on_error = "raise" if self.config.constrained else "pad"
+        actions, info = self.preparation.actions((ids, lengths), prepared.states, on_error=on_error)
+        problems = [first or second for first, second in zip(problems, info.problems, strict=True)]
+        malformed = [row for row, problem in enumerate(problems) if problem is not None]
+        if malformed:
+            self._count(Counter(malformed=len(malformed)), f"row {malformed[0]}: {problems[malformed[0]]}")
+        chunk = torch.from_numpy(actions)
+        if not return_info:
+            return chunk
+        valid = torch.tensor([problem is None for problem in problems])
+        tokens = (torch.from_numpy(ids), torch.from_numpy(lengths))
+        shares = made.log_probabilities
+        assert shares is not None  # generate was asked for them
+        return chunk, ChunkInfo(*tokens, shares.cpu(), made.steps, valid, tuple(problems))
+
+    def select_action(self, batch: Mapping[str, Any]) -> Tensor:
+        """The next action of each row, float32 [B, D], in the robot's units.
+
+        The first `n_action_steps` of a chunk are given one after the other; then the next chunk is predicted from the
+        batch of that moment. `reset` forgets what is left, as at the beginning of an episode.
+
+        Raises:
+            PolicyError: as in `predict_action_chunk`; another number of rows than the chunk under way has.
+        """
+        if not self._queue:
+            chunk = self.predict_action_chunk(batch)
+            self._queue.extend(chunk[:, : self.config.n_action_steps].transpose(0, 1))
+        rows = batch.get(self.config.state_key)
+        count = 1 if rows is None or np.ndim(rows) < 2 else len(rows)
+        if rows is not None and count != len(self._queue[0]):
+            raise PolicyError(
+                f"a batch of {count} rows, but the chunk under way has {len(self._queue[0])}: call reset() where other "
+                "episodes begin"
+            )
+        return self._queue.popleft()
+
+    def reset(self) -> None:
+        """Forget the actions that are left of the last chunk."""
+        self._queue.clear()
+
+    # --- parts of both ----------------------------------------------------------------------------------------------
+
+    def _image_features(self, prepared: Prepared) -> tuple[Tensor | None, Tensor]:
+        """Vectors [B, I, width] of all cameras one after the other, and which are seen, bool [B, I]."""
+        images, rows = prepared.images, len(prepared.states)
+        if images is None:
+            return None, torch.zeros(rows, 0, dtype=torch.bool, device=self.model.device)
+        images = images.to(self.model.device)
+        vectors = self.model.encode_images(images.flatten(0, 1))
+        features = vectors.reshape(rows, -1, vectors.shape[-1])
+        (seen,) = self._tensors(np.repeat(prepared.camera_valid, vectors.shape[1]))
+        return features, seen.expand(rows, -1)
+
+    def _tensors(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
+        return tuple(torch.from_numpy(array).to(self.model.device, non_blocking=True) for array in arrays)
+
+    def _count(self, counts: Counter[str], example: str = "") -> None:
+        """Add up, and log the first of each kind."""
+        for name, count in counts.items():
+            if count and name != "rows" and not self.counts[name]:
+                logger.warning(
+                    "%s: %d%s; further ones are counted in policy.counts", name, count, example and f" ({example})"
+                )
+        self.counts.update(counts)
+
+
+def _as_architecture(given: Architecture | Mapping[str, Any] | str | Path | None) -> Architecture | None:
+    if given is None or isinstance(given, Architecture):
+        return given
+    return Architecture.from_json(dict(given) if isinstance(given, Mapping) else given)
+
+
+def _device(asked: torch.device | str | None, config: PI0FastConfig) -> torch.device:
+    """The device asked for, or the configuration's where this machine has it, else the CPU."""
+    if asked is not None:
+        return torch.device(asked)
+    name = config.device or "cpu"
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if available.get(name.split(":")[0], True):
+        return torch.device(name)
+    logger.warning("the configuration's device %r is not there: using the CPU", name)
+    return torch.device("cpu")
