@@ -5,13 +5,15 @@ position (Su et al., "RoFormer", 2021; the first half of a head is paired with t
 one key-value head; the mlp is gated by a tanh-approximated gelu; RMS norms multiply by (1 + weight).
 
 The two paths compute the same numbers. `Decoder.forward` takes any number of columns; `Decoder.step` takes one column
-of every row, keeps everything two-dimensional and lets the heads that share keys be the query rows of one small matrix
-product, which is what a decoding loop spends its time on. Left out: embedding table and head (paligemma.py).
+of every row and is written for little work between the matrix products, which is where the time of a small model goes.
+Left out: embedding table and head (paligemma.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,12 +37,14 @@ class KeyValueCache:
     Attributes:
         keys: one tensor [B, G, capacity, head_dim] per layer, G key-value heads; already turned by their position.
         values: the same shape.
-        frequencies: of `rotary_frequencies`, kept so that a step need not compute them.
+        frequencies: of `rotary_frequencies`, and
+        parts: of `Decoder.step_parts`, kept so that a step need not make them.
     """
 
     keys: list[Tensor]
     values: list[Tensor]
     frequencies: Tensor
+    parts: list[StepParts] = field(repr=False)
 
     @property
     def batch(self) -> int:
@@ -143,20 +147,6 @@ class Attention(nn.Module):
         """[B, groups, S, head_dim] -> [B, heads, S, head_dim]; a view without copies where groups is 1."""
         return x[:, :, None].expand(-1, -1, self.heads // self.groups, -1, -1).flatten(1, 2)
 
-    def step(self, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
-        """[B, width] -> the same; writes one column of `store` and attends to the first L, `bias` [B, 1, 1, L]."""
-        batch, half, (keys, values) = x.shape[0], self.head_dim // 2, store
-        query = rotate(self.q_proj(x).view(batch, self.heads, 2, half), turn)
-        key = rotate(self.k_proj(x).view(batch, self.groups, 2, half), turn)
-        keys.index_copy_(2, column, key.view(batch, self.groups, 1, self.head_dim))
-        values.index_copy_(2, column, self.v_proj(x).view(batch, self.groups, 1, self.head_dim))
-        length = bias.shape[-1]
-        keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
-        # The heads that share keys are the rows of one query matrix: nothing is expanded.
-        query = query.view(batch, self.groups, -1, self.head_dim)
-        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
-        return self.o_proj(mixed.reshape(batch, -1))  # type: ignore[no-any-return]
-
 
 class MLP(nn.Module):
     """gelu(gate) * up, then down."""
@@ -196,10 +186,66 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attn(normed, asking, bias, turn, asking_turn, store)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
-        """[B, width] -> the same."""
-        x = x + self.self_attn.step(rms_norm(x, self.input_layernorm.weight), bias, turn, column, store)
-        return x + self.mlp(rms_norm(x, self.post_attention_layernorm.weight))  # type: ignore[no-any-return]
+    def step_parts(self, direct: bool) -> StepParts:
+        """What `layer_step` needs; `direct`: without the cost of calling a module, where that does the same."""
+        attention, mlp = self.self_attn, self.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        projections += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+        calls = [_direct(module) if direct else module for module in projections]
+        return StepParts(self.input_layernorm.weight, self.post_attention_layernorm.weight, *calls)
+
+
+class StepParts(NamedTuple):
+    """One layer as `layer_step` uses it: weights of the norms, and functions for the linear maps."""
+
+    input_norm: Tensor
+    post_norm: Tensor
+    query: Callable[[Tensor], Tensor]
+    key: Callable[[Tensor], Tensor]
+    value: Callable[[Tensor], Tensor]
+    output: Callable[[Tensor], Tensor]
+    gate: Callable[[Tensor], Tensor]
+    up: Callable[[Tensor], Tensor]
+    down: Callable[[Tensor], Tensor]
+
+
+def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
+    """`DecoderLayer.forward` for one column, without a dimension for it.
+
+    Args:
+        layer: of `DecoderLayer.step_parts`.
+        x: [B, width].
+        bias: [B, 1, 1, L], the first L columns of the store.
+        turn: of the new column, [B, 1, 2, head_dim / 2].
+        column: int64 [1], where keys and values are written.
+        store: keys and values [B, groups, capacity, head_dim].
+
+    Returns:
+        [B, width].
+    """
+    keys, values = store
+    batch, groups, _, head_dim = keys.shape
+    half, length = head_dim // 2, bias.shape[-1]
+    normed = rms_norm(x, layer.input_norm)
+    query = rotate(layer.query(normed).view(batch, -1, 2, half), turn)
+    key = rotate(layer.key(normed).view(batch, -1, 2, half), turn)
+    keys.index_copy_(2, column, key.view(batch, groups, 1, head_dim))
+    values.index_copy_(2, column, layer.value(normed).view(batch, groups, 1, head_dim))
+    keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
+    # The heads that share keys are the rows of one query matrix: nothing is expanded.
+    query = query.view(batch, groups, -1, head_dim)
+    mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+    x = x + layer.output(mixed.reshape(batch, -1))
+    normed = rms_norm(x, layer.post_norm)
+    return x + layer.down(functional.gelu(layer.gate(normed), approximate="tanh") * layer.up(normed))
+
+
+def _direct(module: nn.Module) -> Callable[[Tensor], Tensor]:
+    """The function of a plain linear map; anything else (an adapter, a hook, a quantised map) is called as it is."""
+    if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:
+        weight, bias = module.weight, module.bias
+        return lambda x: functional.linear(x, weight, bias)
+    return module
 
 
 class Decoder(nn.Module):
@@ -243,7 +289,19 @@ class Decoder(nn.Module):
             x = checkpoint(layer, *arguments, use_reentrant=False) if checkpointed else layer(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
 
-    def step(self, x: Tensor, mask: Tensor, positions: Tensor, column: Tensor, cache: KeyValueCache) -> Tensor:
+    def step_parts(self, direct: bool) -> list[StepParts]:
+        """The layers as `step` uses them; see `DecoderLayer.step_parts`."""
+        return [layer.step_parts(direct) for layer in self.layers]  # type: ignore[operator]
+
+    def step(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        positions: Tensor,
+        column: Tensor,
+        cache: KeyValueCache,
+        parts: list[StepParts] | None = None,
+    ) -> Tensor:
         """One column of every row.
 
         Args:
@@ -252,15 +310,17 @@ class Decoder(nn.Module):
             positions: int64 [B].
             column: int64 [1], where keys and values are written.
             cache: written in place.
+            parts: of `step_parts`, where they are at hand.
 
         Returns:
             [B, width] after the final norm.
         """
         turn = rotation(positions, cache.frequencies, x.dtype)
         bias = _bias(mask[:, None, None], x.dtype)
-        for index, layer in enumerate(self.layers):
-            x = layer.step(x, bias, turn, column, (cache.keys[index], cache.values[index]))  # type: ignore[operator]
-        return self.norm(x)  # type: ignore[no-any-return]
+        layers = self.step_parts(direct=False) if parts is None else parts
+        for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True):
+            x = layer_step(layer, x, bias, turn, column, (keys, values))
+        return rms_norm(x, self.norm.weight)
 
 
 def _columns(x: Tensor, wanted: Tensor) -> Tensor:

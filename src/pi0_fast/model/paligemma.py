@@ -57,7 +57,7 @@ class PaliGemma(nn.Module):
         self._embedding_scale = torch.tensor(text.hidden_size**0.5, dtype=dtype, device="cpu").item()
         self._hidden_states: Callable[..., Tensor] = self._whole
         self._prefill: Callable[..., Tensor] = self._whole
-        self._step: Callable[..., Tensor] = self.decoder.step
+        self._compiled_step: Callable[..., Tensor] | None = None
 
     @property
     def tied_head(self) -> bool:
@@ -117,7 +117,8 @@ class PaliGemma(nn.Module):
         def empty() -> list[Tensor]:
             return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
 
-        return KeyValueCache(empty(), empty(), rotary_frequencies(text.head_dim, self.device))
+        frequencies = rotary_frequencies(text.head_dim, self.device)
+        return KeyValueCache(empty(), empty(), frequencies, self.decoder.step_parts(direct=True))
 
     def prefill(
         self,
@@ -155,7 +156,9 @@ class PaliGemma(nn.Module):
         """
         if isinstance(column, int):
             column = torch.tensor([column], device=ids.device)
-        return self._step(self.embed(ids), mask, positions, column, cache)
+        if self._compiled_step is not None:
+            return self._compiled_step(self.embed(ids), mask, positions, column, cache)
+        return self.decoder.step(self.embed(ids), mask, positions, column, cache, cache.parts)
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """The head's rows for these ids, copied to lie side by side: int64 [K] -> [K, width]."""
@@ -172,7 +175,7 @@ class PaliGemma(nn.Module):
         """
         self._hidden_states = torch.compile(self._whole, mode=mode, dynamic=True)
         self._prefill = torch.compile(self._whole, mode=mode, dynamic=True)
-        self._step = torch.compile(self.decoder.step, mode=mode)
+        self._compiled_step = torch.compile(self.decoder.step, mode=mode)
 
     @property
     def _checkpointed(self) -> bool:
