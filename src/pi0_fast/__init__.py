@@ -28,9 +28,18 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 
+#: What the extra [policy] brings.
+_POLICY_EXTRA = ("torch", "safetensors", "sentencepiece")
+
+
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        try:
+            return getattr(import_module(_HOMES[name]), name)
+        except ModuleNotFoundError as error:
+            if error.name in _POLICY_EXTRA:
+                raise ImportError(f"{name} needs {error.name}: pip install 'pi0-fast[policy]'") from error
+            raise
     raise AttributeError(f"module 'pi0_fast' has no attribute {name!r}")
 
 
