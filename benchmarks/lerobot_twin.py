@@ -1,4 +1,4 @@
-"""lerobot 0.6.1's pi0_fast policy at any sizes, on random weights and tokenizers made on the spot: what we compare with.
+"""lerobot 0.6.1's pi0_fast policy at any sizes, on random weights and tokenizers made on the spot, to compare with.
 
 Nothing is downloaded. Three things of lerobot are replaced before its policy is built, and none of them is measured:
 the sizes that it hard-codes, the way it finds a FAST tokenizer (a local directory, read with the FAST processor that
@@ -127,22 +127,24 @@ def sized(module: Any, sizes: Sizes) -> Iterator[None]:
 
 
 def make_text_tokenizer(directory: Path, vocab_size: int) -> None:
-    """A BPE tokenizer in Gemma's manner (bos first, digits one by one), filled up with unused pieces to `vocab_size`.
+    """A BPE tokenizer of Gemma's make (bos first, digits one by one), filled up with unused pieces to `vocab_size`.
 
     Writes tokenizer.json and tokenizer_config.json, which transformers' AutoTokenizer reads as they are.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     specials = ["<pad>", "<eos>", "<bos>", "<unk>"]
-    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
+    # While merges are learned, digits and punctuation stand alone; afterwards no merge joins them.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex("[0-9]|[,:;|\n]"), "isolated"), pre_tokenizers.Split("▁", "merged_with_next"),
     ])  # fmt: skip
-    tokenizer.decoder = decoders.Replace("▁", " ")
     texts = [f"Task: {task}, State: 0 1 2 3 4 5 6 7 8 9 -1;\n" for task in TASKS] * 2 + ["Action: |"] * 2
     trainer = trainers.BpeTrainer(vocab_size=1024, special_tokens=specials, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Replace("▁", " ")
     tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
     content = json.loads(tokenizer.to_str())
     vocabulary = content["model"]["vocab"]
@@ -262,10 +264,8 @@ class LerobotTwin:
         ids: torch.Tensor = sample([images], present, text, text_valid, max_decoding_steps=steps, temperature=0.0)
         return ids
 
-    def chunk(self, images: torch.Tensor, text: torch.Tensor, text_valid: torch.Tensor, *, steps: int) -> torch.Tensor:
-        """What its `predict_action_chunk` does after images were resized: generation of `steps` ids, then decoding."""
+    def decode(self, ids: torch.Tensor) -> torch.Tensor:
+        """Text ids to actions [B, H, D], as its `predict_action_chunk` does: rows that are no chunk become zeros."""
         horizon, dims = self.policy.config.chunk_size, self.policy.config.output_features["action"].shape[0]
-        chunk: torch.Tensor = self.policy.detokenize_actions(
-            self.generate(images, text, text_valid, steps=steps), action_horizon=horizon, action_dim=dims
-        )
-        return chunk
+        actions: torch.Tensor = self.policy.detokenize_actions(ids, action_horizon=horizon, action_dim=dims)
+        return actions
