@@ -26,6 +26,7 @@ from pi0_fast.actions.grammar import Grammar  # noqa: E402
 from pi0_fast.decode import ConstrainedChoice, FreeChoice, Generation, generate  # noqa: E402
 from pi0_fast.model import weights  # noqa: E402
 from pi0_fast.model.architecture import Architecture, TextSizes, VisionSizes  # noqa: E402
+from pi0_fast.model.images import prepare_images  # noqa: E402
 from pi0_fast.model.paligemma import PaliGemma  # noqa: E402
 from pi0_fast.types import PolicyError  # noqa: E402
 
@@ -554,3 +555,41 @@ def test_the_greedy_tokens_of_lerobots_tiny_model(shared: Path) -> None:
         )
         assert got.ids.tolist() == golden["greedy_tokens"].tolist()
         assert got.finished.tolist() == [False] * rows
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["lerobot_checkpoint", "lerobot_checkpoint_relative"])
+def test_the_chunks_of_lerobots_checkpoints(shared: Path, name: str) -> None:
+    """From its raw images and its prompts' ids: freely as lerobot decodes, and under the grammar, to its chunk."""
+    directory = shared / "golden" / name
+    config = json.loads((directory / "config.json").read_text())
+    golden = load_file(directory / "vectors.safetensors")
+    architecture = Architecture.from_json(directory / "architecture.json")
+    fast = FastTokenizer.from_pretrained(directory / config["action_tokenizer_name"])
+    horizon, size = golden["chunk_normalised"].shape[1:]
+    # Its files say 50 steps of 14 dimensions; lerobot decodes at the policy's own.
+    fast = FastTokenizer(fast.vocabulary, scale=fast.scale, time_horizon=horizon, action_dim=size)
+    text_ids = architecture.text.vocab_size - 1 - config["fast_skip_tokens"] - np.arange(fast.vocab_size)
+    tuned, end_id, bos_id = weights.load(directory, architecture), 352, 2
+    rows = len(golden["chunk"])
+    with torch.no_grad():
+        cameras = [key for key in config["input_features"] if key.startswith("observation.images.") and key in golden]
+        features = torch.cat([tuned.encode_images(prepare_images(golden[key], key=key)) for key in cameras], 1)
+    prefix = golden["pre.action.tokens"][:, : int((golden["pre.action.tokens"][0] >= text_ids.min()).int().argmax())]
+    for free in (True, False):
+        # lerobot's bos stands in the bidirectional part; ours is causal, with the prefix of the action given.
+        given = torch.full((rows, 1), bos_id) if free else prefix
+        ids = torch.cat((golden["pre.language.tokens"], given), 1)
+        valid = torch.cat((golden["pre.language.mask"], torch.ones_like(given, dtype=torch.bool)), 1)
+        causal = torch.zeros_like(valid)
+        causal[:, golden["pre.language.tokens"].shape[1] :] = not free
+        grammar = Grammar(fast.vocabulary, horizon * size, max_tokens=config["max_action_tokens"])
+        how: Any = FreeChoice(end_id) if free else ConstrainedChoice(grammar, text_ids)
+        got = generate(tuned, features, None, ids, valid, causal, choice=how, max_steps=config["max_action_tokens"])
+        assert bool(got.finished.all())
+        actions = [row[:length] for row, length in zip(got.ids, got.lengths.tolist(), strict=True)]
+        if free:
+            assert all(row[: prefix.shape[1] - 1].tolist() == prefix[0, 1:].tolist() for row in actions)
+            actions = [text_ids[0] - row[prefix.shape[1] - 1 : -1] for row in actions]
+        chunks = fast.decode([row.tolist() for row in actions])
+        np.testing.assert_allclose(chunks, golden["chunk_normalised"].numpy(), atol=1e-4)
