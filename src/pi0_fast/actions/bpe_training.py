@@ -639,17 +639,17 @@ class _Trainer:
         Pairs below the threshold are put aside: most are never merged, and in the queue they would take ten times the
         memory.
         """
-        begins = np.concatenate([[0], ends[:-1]]).astype(np.int64)
-        queued = counts >= max(1, self._threshold)
-        for count, key, begin, end in zip(
-            counts[queued].tolist(), pairs[queued].tolist(), begins[queued].tolist(), ends[queued].tolist(), strict=True
-        ):
-            heapq.heappush(self.queue, (-count, key, self._serial))
-            self.rows_of[self._serial] = rows[begin:end].copy()
+        queued = np.flatnonzero(counts >= max(1, self._threshold)).tolist()
+        for i in queued:
+            heapq.heappush(self.queue, (-int(counts[i]), int(pairs[i]), self._serial))
+            self.rows_of[self._serial] = rows[ends[i - 1] if i else 0 : ends[i]].copy()
             self._serial += 1
-        aside = (counts > 0) & ~queued
-        if aside.any():
-            sizes = ends - begins
+        aside = counts > 0
+        aside[queued] = False
+        if aside.all():  # as after most merges
+            self._aside.append((pairs.copy(), counts.copy(), rows, ends.copy()))
+        elif aside.any():
+            sizes = np.diff(ends, prepend=0)
             self._aside.append((pairs[aside], counts[aside], rows[np.repeat(aside, sizes)], np.cumsum(sizes[aside])))
 
     def _lower_threshold(self, threshold: int) -> None:
