@@ -328,6 +328,17 @@ def test_without_images() -> None:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler about torch
+def test_compiled_equals_eager_and_another_prompt_length_compiles_nothing() -> None:
+    compiled = new_model()
+    compiled.compile()
+    first, second = prompts(2, seed=1), prompts(2, seed=2, longest=13)
+    equal(generate(compiled, **first, choice=choice()), generate(model(), **first, choice=choice()))
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        equal(generate(compiled, **second, choice=choice()), generate(model(), **second, choice=choice()))
+
+
 # --- free ---------------------------------------------------------------------------------------------------------
 
 
