@@ -18,6 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +35,16 @@ from pi0_fast.hub import download_snapshot
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
 from pi0_fast.model.paligemma import PaliGemma
-from pi0_fast.policy_config import CONFIG_FILE, OWN_FILE, PI0FastConfig, read_config, read_details, write_config
+from pi0_fast.policy_config import (
+    CONFIG_FILE,
+    OWN_FILE,
+    STATE_KEY,
+    PI0FastConfig,
+    read_config,
+    read_details,
+    read_json_object,
+    write_config,
+)
 from pi0_fast.processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -52,7 +62,7 @@ from pi0_fast.swap import (
     temporary_sibling,
 )
 from pi0_fast.text_tokenizer import BUILT_IN, TextTokenizer, load_text_tokenizer
-from pi0_fast.types import PolicyError
+from pi0_fast.types import PolicyError, TokenizerError
 
 TOKENIZERS = "tokenizers"
 #: Where a checkpoint keeps its tokenizers.
@@ -60,9 +70,12 @@ LOCAL = {"action_tokenizer": f"{TOKENIZERS}/action", "text_tokenizer": f"{TOKENI
 #: What a hub repository is asked for: a checkpoint's files, its tokenizers included.
 HUB_FILES = ("*.json", "*.safetensors", "*.model", f"{TOKENIZERS}/**")
 #: Files that only a policy's repository has.
-SIGNATURE_FILES = (CONFIG_FILE, PREPROCESSOR_FILE, POSTPROCESSOR_FILE, OWN_FILE)
+SIGNATURE_FILES = (PREPROCESSOR_FILE, POSTPROCESSOR_FILE, OWN_FILE)
+#: Files that a checkpoint replaces, or removes where it does not have them.
+OWN_FILES = (CONFIG_FILE, *SIGNATURE_FILES, weights.SINGLE_FILE, weights.INDEX_FILE)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FINGERPRINT = "pi0_fast."
+_OWN_TENSORS = re.compile(r"(model-\d+-of-\d+|policy_(pre|post)processor_step_\d+_\w+)\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -122,8 +135,11 @@ def find_checkpoint(
         HubError: no such repository, access refused, offline.
     """
     folder = Path(path_or_hub_id).expanduser()
-    if wait_for_directory(folder):
-        return folder
+    try:
+        if wait_for_directory(folder, partial(finish_interrupted_swap, bring_along=_bring_along)):
+            return folder
+    except TokenizerError as error:
+        raise PolicyError(str(error)) from error
     text = str(path_or_hub_id)
     if folder.exists():
         raise PolicyError(f"{folder} is a file: give the directory of the checkpoint")
@@ -168,20 +184,16 @@ def read_checkpoint(
     processors = read_processors(folder, stored, statistics=statistics)
     config = _overridden(stored, overrides or {})
     given = {"action_tokenizer": action_tokenizer is not None, "text_tokenizer": text_tokenizer is not None}
-    changed = {name for name in (overrides or {}) if getattr(config, name) != getattr(stored, name)}
-    places = {}
-    for kind, is_given in given.items():
-        setting = f"{kind}_name"
-        copy = None if setting in changed else details.get(kind)
-        places[kind] = _place(folder, getattr(config, setting) if copy is None else str(copy))
-        if is_given or (copy is None and isinstance(places[kind], Path)):
-            # What is on this machine only has no name elsewhere: saving names the checkpoint's own copy.
-            local: dict[str, Any] = {setting: LOCAL[kind]}
-            config = replace(config, **local)
-    if text_tokenizer is None:
-        text_tokenizer = load_text_tokenizer(places["text_tokenizer"], **hub)
-    if action_tokenizer is None:
-        action_tokenizer = FastTokenizer.from_pretrained(places["action_tokenizer"], **hub)
+    changed = {name for name in vars(config) if getattr(config, name) != getattr(stored, name)}
+    copies = {kind: folder / str(details[kind]) for kind in LOCAL if kind in details and f"{kind}_name" not in changed}
+    config, text_tokenizer, action_tokenizer = with_tokenizers(
+        config, text_tokenizer, action_tokenizer, folder=folder, copies=copies, **hub
+    )
+    if details.get("architecture") is not None and "paligemma_variant" in changed:
+        raise PolicyError(
+            f"{folder}: {OWN_FILE} says the sizes of the model, so that paligemma_variant={config.paligemma_variant!r} "
+            "would change nothing; it cannot be overridden"
+        )
     if architecture is None and details.get("architecture") is not None:
         architecture = Architecture.from_json(details["architecture"])
     if architecture is None:
@@ -193,23 +205,67 @@ def read_checkpoint(
     return result
 
 
+def with_tokenizers(
+    config: PI0FastConfig,
+    text_tokenizer: TextTokenizer | None,
+    action_tokenizer: FastTokenizer | None,
+    *,
+    folder: Path | None = None,
+    copies: Mapping[str, Path] | None = None,
+    **hub: Any,
+) -> tuple[PI0FastConfig, TextTokenizer, FastTokenizer]:
+    """The tokenizers, loaded where they are not given, and the configuration with the names they are saved under.
+
+    What was given, or is on this machine only, has no name elsewhere: the configuration then names the copy that a
+    checkpoint holds.
+
+    Args:
+        config: names the tokenizers.
+        text_tokenizer, action_tokenizer: None loads what the configuration names.
+        folder: of a checkpoint, where relative names are looked for first.
+        copies: kind of tokenizer -> where the checkpoint holds a copy of it, which is preferred.
+        hub: token, cache_dir, local_files_only.
+
+    Raises:
+        PolicyError, TokenizerError, HubError: nothing of that name, or damaged files.
+    """
+    places: dict[str, str | Path] = dict(copies or {})
+    names: dict[str, Any] = {}
+    for kind, given in (("text_tokenizer", text_tokenizer), ("action_tokenizer", action_tokenizer)):
+        setting, is_copy = f"{kind}_name", kind in places
+        if not is_copy:
+            places[kind] = _place(folder, getattr(config, setting))
+        if given is not None or (isinstance(places[kind], Path) and not is_copy):
+            names[setting] = LOCAL[kind]
+    config = replace(config, **names)
+    if text_tokenizer is None:
+        text_tokenizer = load_text_tokenizer(places["text_tokenizer"], **hub)
+    if action_tokenizer is None:
+        action_tokenizer = FastTokenizer.from_pretrained(places["action_tokenizer"], **hub)
+    return config, text_tokenizer, action_tokenizer
+
+
 def _overridden(stored: PI0FastConfig, overrides: Mapping[str, Any]) -> PI0FastConfig:
     unknown = sorted(set(overrides) - set(vars(stored)))
     if unknown:
         raise PolicyError(f"the policy has no settings {', '.join(unknown)}; it has {', '.join(sorted(vars(stored)))}")
-    fixed = {"normalization_mapping", "use_relative_actions", "relative_exclude_joints", "action_feature_names"}
-    for name in sorted(fixed & set(overrides)):
-        if replace(stored, **{name: overrides[name]}) != stored:
+    changed = replace(stored, **overrides)
+    fixed = ("normalization_mapping", "use_relative_actions", "relative_exclude_joints", "action_feature_names")
+    for name in (*fixed, "output_features"):
+        if getattr(changed, name) != getattr(stored, name):
             raise PolicyError(
                 f"{name} belongs to the checkpoint's weights ({getattr(stored, name)}) and cannot be overridden"
             )
-    return replace(stored, **overrides)
+    if changed.input_features.get(STATE_KEY) != stored.input_features.get(STATE_KEY):
+        raise PolicyError(f"input_features: {STATE_KEY!r} belongs to the checkpoint's weights and cannot be overridden")
+    return changed
 
 
-def _place(folder: Path, name: str) -> str | Path:
+def _place(folder: Path | None, name: str) -> str | Path:
     """Where a tokenizer of that name lies: in the checkpoint, elsewhere on this machine, or (a text) on the hub."""
-    for place in (folder / name, Path(name).expanduser()):
-        if place.exists():
+    here = Path(name).expanduser()
+    for place in (here,) if folder is None else (folder / name, here):
+        if name not in ("", BUILT_IN) and place.exists():
             return place
     return name
 
@@ -218,11 +274,11 @@ def _check_fingerprints(folder: Path, checkpoint: Checkpoint, names: set[str]) -
     """Whether the tokenizers and statistics are those that the weights were saved with."""
     try:
         file = folder / weights.SINGLE_FILE
-        if not file.is_file():
-            file = min(folder.glob("model-*.safetensors"))
+        if not file.is_file():  # any shard
+            file = folder / min(read_json_object(folder / weights.INDEX_FILE)["weight_map"].values())
         with safe_open(file, "pt") as header:
             recorded = header.metadata() or {}
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, SafetensorError) as error:
         raise PolicyError(f"{folder}: the header of the weights cannot be read: {error}") from error
     for name, found in checkpoint.fingerprints().items():
         wanted = recorded.get(_FINGERPRINT + name)
@@ -271,16 +327,9 @@ def write_files(folder: Path, checkpoint: Checkpoint, *, max_shard_bytes: int | 
     weights.save(checkpoint.model, folder, header, max_shard_bytes=max_shard_bytes)
 
 
-def _is_own(entry: Path, name: str) -> bool:
+def _is_own(entry: Path, name: str) -> bool:  # noqa: ARG001 (one signature)
     """Whether this entry belongs to the checkpoint that is replaced, and goes with it."""
-    if name in (*LOCAL.values(), *SIGNATURE_FILES):
-        return True
-    return "/" not in name and (
-        name == weights.INDEX_FILE
-        or (
-            entry.suffix == ".safetensors" and name.startswith(("model", "policy_preprocessor", "policy_postprocessor"))
-        )
-    )
+    return name in (*LOCAL.values(), *OWN_FILES) or _OWN_TENSORS.fullmatch(name) is not None
 
 
 _bring_along = partial(bring_along, is_own=_is_own)

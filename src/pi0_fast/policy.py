@@ -24,10 +24,12 @@ from pi0_fast.actions.grammar import Grammar
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.checkpoint import (
     DTYPES,
+    OWN_FILES,
     SIGNATURE_FILES,
     Checkpoint,
     find_checkpoint,
     read_checkpoint,
+    with_tokenizers,
     write_checkpoint,
     write_files,
 )
@@ -41,7 +43,7 @@ from pi0_fast.model.paligemma import PaliGemma
 from pi0_fast.policy_config import PI0FastConfig
 from pi0_fast.preparation import Preparation, Prepared
 from pi0_fast.processors import FeatureStatistics, PolicyProcessors
-from pi0_fast.text_tokenizer import TextTokenizer, load_text_tokenizer
+from pi0_fast.text_tokenizer import TextTokenizer
 from pi0_fast.types import PolicyError, TokenizerError
 
 logger = logging.getLogger(__name__)
@@ -123,7 +125,9 @@ class PI0FastPolicy(nn.Module):
         budget = self.config.max_decoding_steps - beside
         length = self.config.chunk_size * self.preparation.processors.action.size
         try:
-            grammar = Grammar(tokenizer.vocabulary, length, max_tokens=max(budget, 1))
+            if budget < 1:
+                raise TokenizerError("no chunk takes fewer than one")
+            grammar = Grammar(tokenizer.vocabulary, length, max_tokens=budget)
         except TokenizerError as error:
             raise PolicyError(
                 f"max_decoding_steps={self.config.max_decoding_steps} leaves {budget} action tokens (Action: and the "
@@ -146,7 +150,7 @@ class PI0FastPolicy(nn.Module):
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> PI0FastPolicy:
-        """A new policy with random weights, to be trained from nothing.
+        """A new policy with random weights, to be trained from nothing; in training mode.
 
         Args:
             config: declares the features; normalisation is QUANTILES unless it says otherwise.
@@ -159,11 +163,10 @@ class PI0FastPolicy(nn.Module):
             device: None takes ``config.device``, or the CPU.
 
         Raises:
-            PolicyError: parts that do not belong together, or statistics are missing.
+            PolicyError: parts that do not belong together, statistics are missing, or no such device.
+            TokenizerError, HubError: the action tokenizer that the configuration names cannot be loaded.
         """
-        text_tokenizer = text_tokenizer or load_text_tokenizer(config.text_tokenizer_name)
-        if action_tokenizer is None:
-            action_tokenizer = FastTokenizer.from_pretrained(config.action_tokenizer_name)
+        config, text_tokenizer, action_tokenizer = with_tokenizers(config, text_tokenizer, action_tokenizer)
         if action_tokenizer.normalizer is not None:
             statistics = {**statistics, config.action_key: action_tokenizer.normalizer}
         processors = PolicyProcessors.from_statistics(config, statistics, rename_map)
@@ -171,7 +174,7 @@ class PI0FastPolicy(nn.Module):
         if sizes is None:
             sizes = Architecture.variant(config.paligemma_variant, text_tokenizer.vocab_size)
         model = weights.initialize(sizes, DTYPES[config.dtype], seed, device=_device(device, config))
-        return cls(config, model, processors, text_tokenizer, action_tokenizer)
+        return cls(config, model, processors, text_tokenizer, action_tokenizer).train()
 
     @classmethod
     def from_pretrained(
@@ -213,8 +216,9 @@ class PI0FastPolicy(nn.Module):
             The policy in evaluation mode.
 
         Raises:
-            PolicyError: files are missing, damaged, contradict each other or do not belong to the weights; settings
-                that do not exist. All of it is named.
+            PolicyError: files are missing, damaged, contradict each other or do not belong to the weights; settings or
+                a device that do not exist. All of it is named.
+            TokenizerError: the same of the action tokenizer.
             HubError: no such repository, access refused, offline.
         """
         hub: dict[str, Any] = {"token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
@@ -224,6 +228,7 @@ class PI0FastPolicy(nn.Module):
             overrides["dtype"] = str(dtype).removeprefix("torch.")
         if device is not None:
             overrides["device"] = str(device)
+        device = overrides.get("device")
         checkpoint = read_checkpoint(
             folder,
             overrides=overrides,
@@ -271,7 +276,7 @@ class PI0FastPolicy(nn.Module):
         """
         return check_push(
             repo_id,
-            own_files=SIGNATURE_FILES,
+            own_files=OWN_FILES,
             signature_files=SIGNATURE_FILES,
             private=private,
             token=token,
@@ -309,7 +314,7 @@ class PI0FastPolicy(nn.Module):
             return push_files(
                 folder,
                 target,
-                own_files=SIGNATURE_FILES,
+                own_files=OWN_FILES,
                 signature_files=SIGNATURE_FILES,
                 token=token,
                 revision=revision,
@@ -334,6 +339,8 @@ class PI0FastPolicy(nn.Module):
             PolicyError: as in `predict_action_chunk`; actions of another shape.
         """
         prepared = batch if isinstance(batch, Prepared) else self.preparation.training(batch, self.model.device)
+        if not prepared.prompt.label.any():
+            raise PolicyError("this was prepared for generation; forward needs what preparation.training makes")
         self._count(prepared.counts)
         prompt = prepared.prompt
         ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
@@ -376,13 +383,15 @@ class PI0FastPolicy(nn.Module):
 
         Returns:
             float32 [B, chunk_size, D] on the CPU, in the robot's units; and the info if asked for. With
-            ``constrained=False`` a row may hold no chunk: it is decoded as LeRobot does (missing coefficients are 0),
-            marked in the info, counted and logged.
+            ``constrained=False`` a row may hold no chunk: it is decoded as LeRobot does (missing coefficients are 0,
+            surplus ones left out), marked in the info, counted and logged.
 
         Raises:
             PolicyError: something is missing, of another shape, not finite, or the prompt is too long (all named).
         """
         prepared = batch if isinstance(batch, Prepared) else self.preparation.generation(batch, self.model.device)
+        if prepared.prompt.label.any():
+            raise PolicyError("this was prepared for training; needed is what preparation.generation makes")
         self._count(prepared.counts)
         prompt, config = prepared.prompt, self.config
         ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
@@ -444,9 +453,10 @@ class PI0FastPolicy(nn.Module):
         if not self._queue:
             chunk = self.predict_action_chunk(batch)
             self._queue.extend(chunk[:, : self.config.n_action_steps].transpose(0, 1))
-        rows = batch.get(self.config.state_key)
-        count = 1 if rows is None or np.ndim(rows) < 2 else len(rows)
-        if rows is not None and count != len(self._queue[0]):
+            return self._queue.popleft()
+        state = self.preparation.processors.rename(batch).get(self.config.state_key)
+        count = None if state is None else len(state) if np.ndim(state) > 1 else 1
+        if count not in (None, len(self._queue[0])):
             raise PolicyError(
                 f"a batch of {count} rows, but the chunk under way has {len(self._queue[0])}: call reset() where other "
                 "episodes begin"
@@ -490,12 +500,18 @@ def _as_architecture(given: Architecture | Mapping[str, Any] | str | Path | None
 
 
 def _device(asked: torch.device | str | None, config: PI0FastConfig) -> torch.device:
-    """The device asked for, or the configuration's where this machine has it, else the CPU."""
-    if asked is not None:
-        return torch.device(asked)
-    name = config.device or "cpu"
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if available.get(name.split(":")[0], True):
-        return torch.device(name)
-    logger.warning("the configuration's device %r is not there: using the CPU", name)
-    return torch.device("cpu")
+    """The device asked for, or the configuration's where this machine has it, else the CPU.
+
+    Raises:
+        PolicyError: the one asked for is none that torch knows, or not there.
+    """
+    name = str(asked or config.device or "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        if asked is not None:
+            raise PolicyError(f"the device {name!r} cannot be used: {reason}") from error
+        logger.warning("the configuration's device %r cannot be used (%s): using the CPU", name, reason)
+        return torch.device("cpu")
+    return torch.device(name)

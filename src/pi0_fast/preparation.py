@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pi0_fast.actions.chunks import as_numbers
+from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.tokenizer import DecodeInfo, FastTokenizer
 from pi0_fast.model.images import prepare_images
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY, PI0FastConfig
@@ -81,6 +82,8 @@ class Preparation:
                 f"{config.action_tokenizer_name!r}: {error}"
             ) from error
         self._unclipped = replace(processors.action, clip=False)
+        #: Declared as missing, so that nothing need be said of them.
+        self._empty_cameras = {f"observation.images.empty_camera_{number}" for number in range(config.empty_cameras)}
 
     # --- before the model -------------------------------------------------------------------------------------------
 
@@ -142,6 +145,8 @@ class Preparation:
         if renamed.get(TASK_KEY) is None:
             raise PolicyError(f"the batch has no {TASK_KEY!r}: a text that says what to do, or one for each row")
         tasks = renamed[TASK_KEY]
+        if not isinstance(tasks, str | Sequence | np.ndarray):
+            raise PolicyError(f"{TASK_KEY!r} must be a text, or one for each row, not {type(tasks).__name__}")
         tasks = [tasks] * len(states) if isinstance(tasks, str) else list(tasks)
         if len(tasks) != len(states):
             raise PolicyError(f"{TASK_KEY!r} has {len(tasks)} texts for {len(states)} rows of {STATE_KEY!r}")
@@ -154,9 +159,11 @@ class Preparation:
                 f"meant, pass rename_map={{'that name': {key!r}}}"
             )
         try:
-            return as_numbers(batch[key], repr(key)).astype(np.float32, copy=False)
+            numbers = as_numbers(batch[key], repr(key))
         except TokenizerError as error:
             raise PolicyError(str(error)) from error
+        with np.errstate(over="ignore"):  # an infinity is found, and named, where it is normalised
+            return numbers.astype(np.float32, copy=False)
 
     def _normalized(self, states: FloatArray) -> FloatArray:
         return self.processors.state.apply(states)
@@ -172,14 +179,17 @@ class Preparation:
             )
         return actions
 
-    @staticmethod
-    def _whole_rows(batch: Mapping[str, Any], rows: int) -> tuple[npt.NDArray[np.int64], bool]:
+    def _whole_rows(self, batch: Mapping[str, Any], rows: int) -> tuple[npt.NDArray[np.int64], bool]:
         """Rows without padded steps, or one row that is to have no weight."""
         if batch.get(PADDING_KEY) is None:
             return np.arange(rows), False
-        padded = np.atleast_2d(as_numbers(batch[PADDING_KEY], repr(PADDING_KEY)).astype(bool))
-        if len(padded) != rows:
-            raise PolicyError(f"{PADDING_KEY!r} has {len(padded)} rows, {STATE_KEY!r} has {rows}")
+        padded = self._numbers(batch, PADDING_KEY) != 0
+        padded = padded[None] if padded.ndim == 1 else padded
+        if padded.shape != (rows, self.config.chunk_size):
+            raise PolicyError(
+                f"{PADDING_KEY!r} has shape {list(padded.shape)}; needed is [rows, chunk_size] = "
+                f"[{rows}, {self.config.chunk_size}]"
+            )
         whole = np.flatnonzero(~padded.any(axis=1))
         return (whole, False) if len(whole) else (np.zeros(1, np.int64), True)
 
@@ -199,7 +209,8 @@ class Preparation:
                 images.append(pixels)
                 valid.append(True)
                 continue
-            counts[f"missing {key}"] += len(rows)
+            if key not in self._empty_cameras:
+                counts[f"missing {key}"] += len(rows)
             # A camera that nobody attends to changes nothing, unless it takes positions.
             if config.attend_missing_cameras or config.count_padding_in_positions:
                 images.append(None)
@@ -215,8 +226,9 @@ class Preparation:
     ) -> Tensor:
         if isinstance(images, Sequence) and not isinstance(images, str):
             try:
-                images = np.stack([np.asarray(image) for image in images])
-            except ValueError as error:
+                of_torch = all(isinstance(image, Tensor) for image in images)
+                images = torch.stack(list(images)) if of_torch else np.stack([np.asarray(image) for image in images])
+            except (ValueError, TypeError, RuntimeError) as error:
                 raise PolicyError(f"{key}: the images of a batch must have one size ({error})") from error
         if len(rows) != total and getattr(images, "ndim", 0) == 4 and len(images) == total:
             images = images[torch.from_numpy(rows)] if isinstance(images, Tensor) else images[rows]
@@ -231,22 +243,25 @@ class Preparation:
         return pixels
 
     def _check_cameras(self, batch: Mapping[str, Any], keys: Sequence[str], present: set[str]) -> None:
-        missing = [key for key in keys if key not in present]
-        if not missing:
-            return
+        """Refuse a batch without any image, and one whose camera has another name than the one that is missing."""
+        missing = [key for key in keys if key not in present and key not in self._empty_cameras]
         strange = [
             key
             for key, value in batch.items()
-            if key not in keys and key.startswith("observation.image") and value is not None and np.ndim(value) >= 3
+            if key not in keys and str(key).startswith("observation.image") and getattr(value, "ndim", 3) >= 3
         ]
-        if strange or not present:
-            hint = f"; pass rename_map={{{strange[0]!r}: {missing[0]!r}}} if that is the one meant" if strange else ""
+        if not keys or not ((missing and strange) or not present):
+            return
+        wanted = missing or list(keys)
+        if strange:
             raise PolicyError(
-                f"the batch lacks the images {', '.join(missing)}"
-                + (f" and has {', '.join(strange)}, which this policy does not know" if strange else "")
-                + (", so there is none at all" if not present else "")
-                + hint
+                f"the batch lacks the images {', '.join(wanted)} and has {', '.join(strange)}, which this policy does "
+                f"not know: pass rename_map={{{strange[0]!r}: {wanted[0]!r}}} if that is the one meant, or leave it out"
             )
+        raise PolicyError(
+            f"the batch lacks the images {', '.join(wanted)}, so there is none at all; it has "
+            f"{', '.join(map(str, batch))}. Where another name is meant, pass rename_map={{'that name': {wanted[0]!r}}}"
+        )
 
     # --- after the model --------------------------------------------------------------------------------------------
 
@@ -277,7 +292,10 @@ def bound_tokenizer(tokenizer: FastTokenizer, config: PI0FastConfig, processors:
     horizon, size = config.chunk_size, processors.action.size
     name = config.action_tokenizer_name
     if tokenizer.coefficient_range is None and tokenizer.normalizer is None:
-        return FastTokenizer(tokenizer.vocabulary, scale=tokenizer.scale, time_horizon=horizon, action_dim=size)
+        try:
+            return FastTokenizer(tokenizer.vocabulary, scale=tokenizer.scale, time_horizon=horizon, action_dim=size)
+        except TokenizerError as error:
+            raise PolicyError(f"the action tokenizer {name!r} does not suit {size} dimensions: {error}") from error
     if (tokenizer.time_horizon, tokenizer.action_dim) != (horizon, size):
         raise PolicyError(
             f"the action tokenizer {name!r} was fitted on chunks of {tokenizer.time_horizon} steps and "
@@ -287,13 +305,7 @@ def bound_tokenizer(tokenizer: FastTokenizer, config: PI0FastConfig, processors:
     normalizer = tokenizer.normalizer
     if normalizer is None:
         return tokenizer
-    relative = processors.relative is not None
-    selection = normalizer.selection
-    if selection is not None and selection.is_delta != relative:
-        raise PolicyError(
-            f"the action tokenizer {name!r} was fitted on {'relative' if selection.is_delta else 'absolute'} actions, "
-            f"but use_relative_actions is {relative}"
-        )
+    _check_relative(normalizer, processors, name)
     probe = np.stack([np.full(size, value, np.float32) for value in (-1.0, 0.0, 1.0)])
     theirs, ours = normalizer.invert(probe), processors.action.invert(probe)
     width = np.abs(ours[2] - ours[0])
@@ -307,6 +319,28 @@ def bound_tokenizer(tokenizer: FastTokenizer, config: PI0FastConfig, processors:
             "action's statistics"
         )
     return tokenizer
+
+
+def _check_relative(normalizer: Normalizer, processors: PolicyProcessors, name: str) -> None:
+    """Whether the tokenizer was fitted on actions that are relative in the same dimensions, to the same states."""
+    selection = normalizer.selection
+    if selection is None:  # it does not say
+        return
+    pairs = zip(selection.delta_dims, selection.delta_state_dims, strict=True)
+    theirs = {selection.dims.index(action): state for action, state in pairs}
+    mask = () if processors.relative is None else processors.relative.mask
+    ours = {dim: dim for dim, relative in enumerate(mask) if relative}
+    if theirs == ours:
+        return
+
+    def shown(map_: Mapping[int, int]) -> str:
+        dims = ", ".join(f"{dim} to state {state}" for dim, state in map_.items())
+        return f"relative actions (dimension {dims})" if dims else "absolute actions"
+
+    raise PolicyError(
+        f"the action tokenizer {name!r} was fitted on {shown(theirs)}, the policy has {shown(ours)}: see "
+        "use_relative_actions, relative_exclude_joints and action_feature_names"
+    )
 
 
 def _prompt_counts(prompt: PromptBatch) -> Counter[str]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -114,15 +114,19 @@ def finish_interrupted_save(target: Path) -> bool:
     return finish_interrupted_swap(target, _bring_along)
 
 
-def wait_for_directory(folder: Path) -> bool:
+def wait_for_directory(folder: Path, finish: Callable[[Path], bool] = finish_interrupted_save) -> bool:
     """Whether a directory is there; one that is being replaced is waited for, or its killed writer's work finished.
+
+    Args:
+        folder: its path.
+        finish: what finishes that work, where the directory is no tokenizer's; see `swap.finish_interrupted_swap`.
 
     Raises:
         TokenizerError: it was being replaced when its writer was killed, and that cannot be finished.
     """
     for tries_left in reversed(range(READ_TRIES)):
         try:
-            return folder.is_dir() or finish_interrupted_save(folder) or folder.is_dir()
+            return folder.is_dir() or finish(folder) or folder.is_dir()
         except OSError as error:  # such as a reader who may not write there
             if not tries_left:
                 raise TokenizerError(
