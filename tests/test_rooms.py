@@ -102,14 +102,36 @@ def test_imports_only_from_rooms_above(path: Path) -> None:
             assert _rank(steps, name.split(".")[1]) <= _rank(steps, path.stem), f"{path.name} imports {name}"
 
 
-@pytest.mark.parametrize("module", ["pi0_fast", "pi0_fast.fitting", "pi0_fast.cli", "pi0_fast.actions.tokenizer"])
-def test_the_tokenizer_side_needs_no_torch(module: str) -> None:
-    """Runs where torch, transformers and lerobot cannot be imported at all."""
-    code = (
-        "import sys\n"
-        "for name in ('torch', 'transformers', 'lerobot', 'safetensors', 'av'): sys.modules[name] = None\n"
-        f"import {module}\n"
-        "import pi0_fast; [getattr(pi0_fast, name) for name in pi0_fast.__all__]\n"
-    )
+def run_without(names: tuple[str, ...], code: str) -> None:
+    """Run code in a process where some modules cannot be imported at all."""
+    code = f"import sys\nfor name in {names!r}: sys.modules[name] = None\n{code}\n"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FOREIGN = ("transformers", "lerobot", "draccus", "accelerate", "av", "metaworld", "libero", "gymnasium", "mujoco")
+
+
+@pytest.mark.parametrize("module", ["pi0_fast", "pi0_fast.fitting", "pi0_fast.cli", "pi0_fast.actions.tokenizer"])
+def test_the_tokenizer_side_needs_no_torch(module: str) -> None:
+    run_without(
+        ("torch", "transformers", "lerobot", "safetensors", "sentencepiece", "av"),
+        f"import {module}\n"
+        "import pi0_fast\n"
+        "[getattr(pi0_fast, name) for name in pi0_fast.__all__ if name != 'PI0FastPolicy']\n"
+        "try: pi0_fast.PI0FastPolicy\n"
+        "except ImportError as error: assert 'pip install' in str(error), error\n"
+        "else: raise AssertionError('torch was imported')",
+    )
+
+
+@pytest.mark.parametrize("module", ["policy_config", "prompt", "processors", "text_tokenizer", "model.architecture"])
+def test_what_a_policy_does_outside_its_model_needs_no_torch(module: str) -> None:
+    if module == "processors":
+        pytest.importorskip("safetensors")
+    run_without(("torch", *FOREIGN), f"import pi0_fast.{module}")
+
+
+def test_the_policy_needs_no_simulator_and_no_other_library() -> None:
+    pytest.importorskip("torch")
+    run_without(FOREIGN, "import pi0_fast.policy, pi0_fast; pi0_fast.PI0FastPolicy")
