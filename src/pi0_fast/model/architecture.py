@@ -152,6 +152,9 @@ class Architecture:
         if not isinstance(source, dict) or set(source) != {"text", "vision"}:
             found = sorted(source) if isinstance(source, dict) else type(source).__name__
             raise PolicyError(f"{where}: an architecture has the two keys 'text' and 'vision', found {found}")
+        for part in ("text", "vision"):
+            if not isinstance(source[part], dict):
+                raise PolicyError(f"{where}: {part!r} is {type(source[part]).__name__}, not a dictionary of sizes")
         vision = dict(source["vision"])
         projection = vision.pop("projection_dim", None)
         architecture = cls(_sizes(VisionSizes, vision, where), _sizes(TextSizes, source["text"], where))
