@@ -469,9 +469,9 @@ def _loop(
         scores = rows.scores(feeder.hidden)
         if temperature > 0:
             index, scores = _draw(scores, temperature, generator)
+            score = scores.gather(1, index[:, None])[:, 0]
         else:
-            index = scores.argmax(1)
-        score = scores.gather(1, index[:, None])[:, 0]
+            score, index = scores.max(1)
         chosen.append(index)
         chosen_scores.append(score - scores.logsumexp(1) if normalize else score)
         ids = rows.advance(index)
