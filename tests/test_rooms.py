@@ -22,6 +22,7 @@ ROOMS = [
     ["data"],
     ["actions"],
     ["policy_config"],
+    ["train_config"],
     ["text_tokenizer"],
     ["prompt"],
     ["processors"],
@@ -35,6 +36,7 @@ ROOMS = [
     ["inspection"],
     ["fitting"],
     ["cached_fitting"],
+    ["training"],
     ["demo"],
     ["cli"],
 ]
@@ -64,7 +66,9 @@ ACTIONS += [
 ]
 # Inside model/, from top to bottom; torch begins here.
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
-INSIDE = {"actions": ACTIONS, "model": MODEL}
+TRAINING = ["frames", "transforms", "sampler", "loader", "setup", "audit", "optimizer", "metrics", "validation"]
+TRAINING += ["states", "loop"]
+INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:
