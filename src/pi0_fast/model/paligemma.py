@@ -56,7 +56,7 @@ class PaliGemma(nn.Module):
         # Rounded to the dtype, as it was when the checkpoints were trained.
         self._embedding_scale = torch.tensor(text.hidden_size**0.5, dtype=dtype, device="cpu").item()
         self._hidden_states: Callable[..., Tensor] = self._whole
-        self._prefill: Callable[..., Tensor] = self._whole
+        self._prefill: Callable[..., Tensor] = self._filling
         self._compiled_step: Callable[..., Tensor] | None = None
 
     @property
@@ -106,7 +106,7 @@ class PaliGemma(nn.Module):
         Returns:
             [B, S or K, width] after the final norm, ready for the head.
         """
-        return self._hidden_states(embeddings, mask, positions, None, wanted)
+        return self._hidden_states(embeddings, mask, positions, wanted)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Room for `capacity` columns of `batch` rows: 2 * layers * B * capacity * kv heads * head_dim numbers."""
@@ -174,24 +174,23 @@ class PaliGemma(nn.Module):
         Sequence lengths are dynamic: another length does not compile again. mode: as in torch.compile.
         """
         self._hidden_states = torch.compile(self._whole, mode=mode, dynamic=True)
-        self._prefill = torch.compile(self._whole, mode=mode, dynamic=True)
+        self._prefill = torch.compile(self._filling, mode=mode, dynamic=True)
         self._compiled_step = torch.compile(self.decoder.step, mode=mode)
 
     @property
     def _checkpointed(self) -> bool:
         return self.gradient_checkpointing and self.training and torch.is_grad_enabled()
 
-    def _whole(
-        self,
-        embeddings: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        cache: KeyValueCache | None,
-        wanted: Tensor | None,
-    ) -> Tensor:
+    # Two functions, for a compiled one with and without a cache are two programs.
+    def _whole(self, embeddings: Tensor, mask: Tensor, positions: Tensor, wanted: Tensor | None) -> Tensor:
         return self.decoder(  # type: ignore[no-any-return]
-            embeddings, mask, positions, cache, wanted, checkpointed=self._checkpointed
+            embeddings, mask, positions, None, wanted, checkpointed=self._checkpointed
         )
+
+    def _filling(
+        self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache, wanted: Tensor | None
+    ) -> Tensor:
+        return self.decoder(embeddings, mask, positions, cache, wanted)  # type: ignore[no-any-return]
 
 
 def keeps_float32(name: str) -> bool:
