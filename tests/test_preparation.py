@@ -15,6 +15,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file  # noqa: E402
+
+from pi0_fast import FastTokenizer, Normalizer  # noqa: E402
+from pi0_fast.actions.chunks import ActionSelection  # noqa: E402
+from pi0_fast.policy_config import read_config  # noqa: E402
+from pi0_fast.preparation import Preparation, Prepared, bound_tokenizer  # noqa: E402
+from pi0_fast.processors import PolicyProcessors, read_processors  # noqa: E402
+from pi0_fast.text_tokenizer import load_text_tokenizer  # noqa: E402
+from pi0_fast.types import PolicyError  # noqa: E402
 from tiny_policies import (  # noqa: E402
     ACTION,
     CAMERAS,
@@ -31,14 +39,6 @@ from tiny_policies import (  # noqa: E402
     statistics,
     text_tokenizer,
 )
-
-from pi0_fast import FastTokenizer, Normalizer  # noqa: E402
-from pi0_fast.actions.chunks import ActionSelection  # noqa: E402
-from pi0_fast.policy_config import read_config  # noqa: E402
-from pi0_fast.preparation import Preparation, Prepared, bound_tokenizer  # noqa: E402
-from pi0_fast.processors import PolicyProcessors, read_processors  # noqa: E402
-from pi0_fast.text_tokenizer import load_text_tokenizer  # noqa: E402
-from pi0_fast.types import PolicyError  # noqa: E402
 
 CHECKPOINTS = ["lerobot_checkpoint", "lerobot_checkpoint_relative"]
 TOP, WRIST = CAMERAS
@@ -200,7 +200,7 @@ def test_renamed_inputs() -> None:
     same(renamed.generation(other), plain.generation(batch))
 
 
-def test_workers_get_the_same(tmp_path: Path) -> None:
+def test_workers_get_the_same() -> None:
     """Used, pickled, used: as a data loader's workers do it; what they make travels back the same way."""
     made, batch = preparation(), batch_of()
     first = made.training(batch)

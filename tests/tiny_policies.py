@@ -1,4 +1,4 @@
-"""Tiny policies and batches for tests: chunks of 6 x 3, states of 4, cameras of 28 x 28 pixels, a built-in text tokenizer.
+"""Tiny policies and batches for tests: chunks of 6 x 3, states of 4, cameras of 28 x 28, a built-in text tokenizer.
 
 Everything is made on the spot and the same every time. What is not here: any assertion.
 """
