@@ -58,8 +58,33 @@ def dataset(repo_id: str, **named: Any) -> dict[str, Any]:
     return {"lengths": [episode.length for episode in reader.episodes], "revision": reader.revision}
 
 
+def load_policy(source: str, **named: Any) -> dict[str, Any]:
+    """Load a policy; gives what shows that it is the right one."""
+    from pi0_fast import PI0FastPolicy
+
+    policy = PI0FastPolicy.from_pretrained(source, **named)
+    return {
+        "fingerprints": policy.checkpoint().fingerprints(),
+        "names": [policy.config.text_tokenizer_name, policy.config.action_tokenizer_name],
+        "weights": [float(parameter.detach().double().sum()) for parameter in policy.parameters()],
+    }
+
+
+def push_policy(source: str, repo_id: str, **named: Any) -> str:
+    from pi0_fast import PI0FastPolicy
+
+    return PI0FastPolicy.from_pretrained(source).push_to_hub(repo_id, **named)
+
+
+def check_policy(repo_id: str, **named: Any) -> dict[str, Any]:
+    from pi0_fast import PI0FastPolicy
+
+    return dict(vars(PI0FastPolicy.check_push_to_hub(repo_id, **named)))
+
+
 CALLS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (version, command, load, push, check, dataset)
+    function.__name__: function
+    for function in (version, command, load, push, check, dataset, load_policy, push_policy, check_policy)
 }
 
 

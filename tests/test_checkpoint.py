@@ -319,7 +319,7 @@ def test_places_that_are_no_directory(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="is a file: give the directory"):
         PI0FastPolicy.from_pretrained(tmp_path / "file")
     for name in (tmp_path / "none", str(tmp_path / "none"), "none", "a/b/c"):
-        with pytest.raises(PolicyError, match="no checkpoint directory at .* is no hub id"):
+        with pytest.raises(PolicyError, match=r"no checkpoint directory at .* is no hub id"):
             PI0FastPolicy.from_pretrained(name)
 
 
@@ -365,7 +365,7 @@ def test_other_parts_can_be_given_on_purpose(saved: Path, tmp_path: Path) -> Non
     other = FastTokenizer.fit(np.random.default_rng(0).normal(0, 0.3, (50, HORIZON, ACTION)))
     given = statistics()
     given["observation.state"] = given["action"]
-    with pytest.raises(PolicyError, match="4 dimensions .* its statistics have 3"):
+    with pytest.raises(PolicyError, match=r"4 dimensions .* its statistics have 3"):
         PI0FastPolicy.from_pretrained(saved, statistics=given)
     shifted = {**statistics(), "observation.state": {"min": [-9] * 4, "max": [9] * 4, "q01": [-8] * 4, "q99": [8] * 4}}
     policy = PI0FastPolicy.from_pretrained(saved, statistics=shifted, action_tokenizer=other)
@@ -426,7 +426,7 @@ def test_weights_may_only_be_missing_when_asked_for(saved: Path) -> None:
 
 def test_a_pickle_is_never_read(saved: Path) -> None:
     (saved / "model.safetensors").rename(saved / "pytorch_model.bin")
-    with pytest.raises(PolicyError, match="neither model.safetensors nor"):
+    with pytest.raises(PolicyError, match=r"neither model\.safetensors nor"):
         PI0FastPolicy.from_pretrained(saved)
 
 
