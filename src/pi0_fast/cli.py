@@ -17,6 +17,7 @@ from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import help_text, nearest, parse
 from pi0_fast.streams import forgiving, visible
+from pi0_fast.train_config import TrainConfig, parse_train
 from pi0_fast.types import Pi0FastError, UsageError
 
 PROGRAM = "pi0-fast"
@@ -28,6 +29,15 @@ def _train_tokenizer(config: TokenizerTrainingConfig) -> None:
 
     for title, rows, headers in train_tokenizer(config).tables():
         print_table(title, rows, headers)
+
+
+def _train(config: TrainConfig) -> None:
+    try:
+        from pi0_fast.training.loop import train
+    except ImportError as error:
+        raise UsageError(f"training needs {error.name}: pip install 'pi0-fast[policy]'") from error
+
+    train(config)
 
 
 def _inspect(config: InspectConfig) -> None:
@@ -46,11 +56,12 @@ def _demo(config: DemoConfig) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: one line about it, its configuration class (with `validate`), and what it calls."""
+    """A subcommand: one line about it, its configuration class (with `validate`), what it calls, and how it parses."""
 
     summary: str
     config_class: type[Any]
     run: Callable[[Any], None]
+    parse: Callable[[type[Any], Sequence[str], str], Any] = parse
 
 
 COMMANDS = {
@@ -58,6 +69,12 @@ COMMANDS = {
         "Fit a FAST action tokenizer on a LeRobot dataset, measure it and save it.",
         TokenizerTrainingConfig,
         _train_tokenizer,
+    ),
+    "train": Command(
+        "Train a pi0-FAST policy on a LeRobot dataset, from a checkpoint or from nothing.",
+        TrainConfig,
+        _train,
+        parse_train,
     ),
     "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
     "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
@@ -109,7 +126,7 @@ def _run(arguments: list[str]) -> None:
     if "--help" in flags or "-h" in flags:
         print(help_text(command.config_class, program, command.summary), end="")
         return
-    config = parse(command.config_class, flags, program)
+    config = command.parse(command.config_class, flags, program)
     config.validate()
     command.run(config)
 

@@ -180,7 +180,7 @@ class TokenizerTrainingConfig:
             UsageError: naming the flag, the value and what is allowed.
         """
         for name in ("repo_id", "action_key", "state_key"):
-            _text(name, getattr(self, name))
+            check_text(name, getattr(self, name))
         for name in (
             "root",
             "revision",
@@ -192,26 +192,26 @@ class TokenizerTrainingConfig:
             "hub_repo_id",
         ):
             if getattr(self, name) is not None:
-                _text(name, getattr(self, name))
-        _whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
-        _whole("vocab_size", self.vocab_size, 2, LARGEST_VOCABULARY)
-        _whole("seed", self.seed, 0)
-        _whole("max_chunks", self.max_chunks, 1)
+                check_text(name, getattr(self, name))
+        check_whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
+        check_whole("vocab_size", self.vocab_size, 2, LARGEST_VOCABULARY)
+        check_whole("seed", self.seed, 0)
+        check_whole("max_chunks", self.max_chunks, 1)
         for name in ("max_episodes", "num_workers"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
-        if not 0 < _number("sample_fraction", self.sample_fraction) <= 1:
+                check_whole(name, getattr(self, name), 1)
+        if not 0 < check_number("sample_fraction", self.sample_fraction) <= 1:
             raise UsageError(f"--sample_fraction must be above 0 and at most 1, not {self.sample_fraction}")
-        if not 0 <= _number("val_fraction", self.val_fraction) < 1:
+        if not 0 <= check_number("val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
         if self.headroom is not None:
-            if not 0 <= _number("headroom", self.headroom) <= LARGEST_HEADROOM:
+            if not 0 <= check_number("headroom", self.headroom) <= LARGEST_HEADROOM:
                 raise UsageError(f"--headroom must be at least 0 and at most {LARGEST_HEADROOM:g}, not {self.headroom}")
             if self.symbol_format == "reference":
                 raise UsageError("--headroom has no effect with --symbol_format reference, whose alphabet is the fit's")
         self._validate_scale()
-        _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
-        _choice("symbol_format", self.symbol_format, SYMBOL_FORMATS)
+        check_choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
+        check_choice("symbol_format", self.symbol_format, SYMBOL_FORMATS)
         self._validate_combinations()
 
     def _validate_scale(self) -> None:
@@ -239,7 +239,7 @@ class TokenizerTrainingConfig:
                 if getattr(self, name) is not None:
                     raise UsageError(f"--{name} has no effect with --root, which never touches the network")
         if self.push_to_hub:
-            if not _REPOSITORY.fullmatch(self.hub_name):
+            if not is_repository(self.hub_name):
                 which = "--hub_repo_id" if self.hub_repo_id else "the name of the output directory"
                 way_out = "" if self.hub_repo_id else "; give --hub_repo_id"
                 raise UsageError(
@@ -376,21 +376,21 @@ class InspectConfig:
             UsageError: naming the flag, the value and what is allowed.
         """
         for name in ("repo_id", "action_key"):
-            _text(name, getattr(self, name))
+            check_text(name, getattr(self, name))
         for name in (
             *("root", "revision", "cache_dir", "tokenizer", "tokenizer_revision", "encoded_dims", "delta_dims"),
             *("delta_state_dims", "state_key", "output_dir"),
         ):
             if getattr(self, name) is not None:
-                _text(name, getattr(self, name))
-        _whole("max_chunks", self.max_chunks, 1)
-        _whole("seed", self.seed, 0)
+                check_text(name, getattr(self, name))
+        check_whole("max_chunks", self.max_chunks, 1)
+        check_whole("seed", self.seed, 0)
         for name in ("max_episodes", "num_workers"):
             if getattr(self, name) is not None:
-                _whole(name, getattr(self, name), 1)
+                check_whole(name, getattr(self, name), 1)
         if self.action_horizon is not None:
-            _whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
-        if not 0 <= _number("val_fraction", self.val_fraction) < 1:
+            check_whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
+        if not 0 <= check_number("val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--val_fraction must be at least 0 and below 1, not {self.val_fraction}")
         if self.scales is not None:
             if not self.scales:
@@ -398,7 +398,7 @@ class InspectConfig:
             for scale in self.scales:
                 _scale("scales", scale)
         if self.normalization_mode is not None:
-            _choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
+            check_choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
         self._validate_combinations()
 
     def _validate_combinations(self) -> None:
@@ -434,29 +434,41 @@ class DemoConfig:
 
     def validate(self) -> None:
         """Refuse an empty directory name or a negative seed with a UsageError."""
-        _text("output_dir", self.output_dir)
-        _whole("seed", self.seed, 0)
+        check_text("output_dir", self.output_dir)
+        check_whole("seed", self.seed, 0)
 
 
-def _text(name: str, value: Any) -> None:
-    """A text that is not empty; as a path or a name it must be one that files and datasets can have."""
+def is_repository(name: str) -> bool:
+    """Whether this can be the name of a repository on the Hub: owner/name or name."""
+    return _REPOSITORY.fullmatch(name) is not None
+
+
+def check_text(name: str, value: Any) -> None:
+    """A text that is not empty; as a path or a name it must be one that files and datasets can have.
+
+    Raises:
+        UsageError: it is none.
+    """
     if not isinstance(value, str) or not value.strip():
         raise UsageError(f"--{name} must be a text that is not empty, not {value!r}")
+    is_path = name.rpartition(".")[2] in _PATHS
     # In paths lone surrogates stand for bytes that are not UTF-8, which file names may have.
-    if "\0" in value or (name not in _PATHS and any("\ud800" <= c <= "\udfff" for c in value)):
+    if "\0" in value or (not is_path and any("\ud800" <= c <= "\udfff" for c in value)):
         raise UsageError(f"--{name} holds a character that no name may: {value!a}")
-    if name in _PATHS:
+    if is_path:
         expanded(name, value)
 
 
-def _whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+def check_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """A whole number of at least `least` and at most `most`; UsageError for anything else."""
     outside = isinstance(value, bool) or not isinstance(value, Integral) or value < least
     if outside or (most is not None and value > most):
         limit = "" if most is None else f" and at most {most}"
         raise UsageError(f"--{name} must be a whole number of at least {least}{limit}, not {value!r}")
 
 
-def _number(name: str, value: Any) -> float:
+def check_number(name: str, value: Any) -> float:
+    """The finite number that a flag gives; UsageError for anything else."""
     try:
         finite = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
     except OverflowError:  # an integer beyond every float
@@ -467,14 +479,15 @@ def _number(name: str, value: Any) -> float:
 
 
 def _scale(name: str, value: Any, which: str = "") -> None:
-    number = _number(name, value)
+    number = check_number(name, value)
     if number <= 0:
         raise UsageError(f"--{name} must be above 0, not {value}{which}")
     if not SMALLEST_SCALE <= number <= LARGEST_SCALE:
         raise UsageError(f"--{name} must be between {SMALLEST_SCALE:g} and {LARGEST_SCALE:g}, not {value}{which}")
 
 
-def _choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
+    """One of the allowed texts; UsageError for anything else, with the nearest."""
     if value not in allowed:
         close = next((a for a in allowed if a.lower() == str(value).lower()), None) or nearest(str(value), allowed)
         hint = f"; did you mean {close}?" if close else ""

@@ -495,6 +495,19 @@ def parse(config_class: type[Config], argv: Sequence[str], program: str) -> Conf
     return typing.cast(Config, config)
 
 
+def given_texts(config_class: type[Any], argv: Sequence[str], program: str) -> dict[str, str]:
+    """The flags on a command line with their texts as typed, by name; the last one where one is repeated.
+
+    For a command that must know something before it can parse. Errors as in `parse`, but values are not looked at.
+    """
+    flags = flags_of(config_class)
+    spellings = _spellings(flags)
+    return {
+        spelling if spelling == CONFIG_PATH else spellings[spelling].name: text
+        for spelling, text in _split(argv, flags, program)
+    }
+
+
 def help_text(config_class: type[Any], program: str, summary: str) -> str:
     """Usage, and every flag with its type, explanation and default, grouped; at most 100 columns wide."""
     flags = flags_of(config_class)
