@@ -178,11 +178,11 @@ def save(
         shards[-1][key] = tensors[key]
         used += size
     if len(shards) == 1:
-        _write(directory / SINGLE_FILE, shards[0], metadata)
+        write_tensors(directory / SINGLE_FILE, shards[0], metadata)
         return [directory / SINGLE_FILE]
     names = [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
     for name, shard in zip(names, shards, strict=True):
-        _write(directory / name, shard, metadata)
+        write_tensors(directory / name, shard, metadata)
     total = sum(tensor.nbytes for tensor in tensors.values())
     places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     index = {"metadata": {"total_size": total}, "weight_map": places}
@@ -333,7 +333,7 @@ def _equal(first: _Stored, second: _Stored) -> bool:
         return torch.equal(left.view(torch.uint8), right.view(torch.uint8))
 
 
-def _write(file: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> None:
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file: length of the header, header, numbers. Streams where the library would copy everything."""
     header: dict[str, Any] = {"__metadata__": {**metadata, "format": "pt"}}
     start = 0

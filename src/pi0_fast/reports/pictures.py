@@ -71,7 +71,7 @@ def require_matplotlib() -> None:
         raise UsageError("a report needs matplotlib: pip install 'pi0-fast[report]'")
 
 
-def _draw(name: str, description: str, height: float, draw: Callable[[Figure], None]) -> Picture:
+def draw_picture(name: str, description: str, height: float, draw: Callable[[Figure], None]) -> Picture:
     """Both files of a picture of `height` inches that `draw` puts on an empty figure."""
     require_matplotlib()
     import matplotlib.style
@@ -160,7 +160,7 @@ def token_lengths(counts: Sequence[int], first: int, mean: float, p99: float) ->
         axes.yaxis.set_major_locator(_ticks(whole=True))
         figure.legend(loc="outside upper right", ncols=2)
 
-    return _draw("token_lengths", "Tokens per chunk: how many chunks have how many tokens.", 3.0, draw)
+    return draw_picture("token_lengths", "Tokens per chunk: how many chunks have how many tokens.", 3.0, draw)
 
 
 def dimension_errors(
@@ -209,7 +209,7 @@ def dimension_errors(
     words = (
         "Error of each dimension: in data units; by rounding and by clipping, relative to its range; values clipped."
     )
-    return _draw("errors", words, _list_height(len(labels)) + 0.3, draw)
+    return draw_picture("errors", words, _list_height(len(labels)) + 0.3, draw)
 
 
 def chunk(
@@ -250,7 +250,7 @@ def chunk(
         f" The {len(shown)} of {len(labels)} dimensions with the largest errors." if len(shown) < len(labels) else ""
     )
     words = f"{title}: recorded against decoded, in data units, on scales of their own; dotted: the normaliser's range."
-    return _draw(name, words + left_out, 0.7 + 1.25 * lines, draw)
+    return draw_picture(name, words + left_out, 0.7 + 1.25 * lines, draw)
 
 
 def _chunk_panel(axes: Axes, original: FloatArray, decoded: FloatArray, low: float, high: float) -> None:
@@ -306,7 +306,7 @@ def rate_distortion(
     words = (
         "Rate and distortion of tokenizers refitted at other scales (beside the points), of the same vocabulary size."
     )
-    return _draw("rate_distortion", words, 3.6, draw)
+    return draw_picture("rate_distortion", words, 3.6, draw)
 
 
 def vocabulary_use(uses: FloatArray, sizes: FloatArray, unit: str) -> Picture:
@@ -341,7 +341,7 @@ def vocabulary_use(uses: FloatArray, sizes: FloatArray, unit: str) -> Picture:
         lengths.legend()
 
     words = f"Use of the vocabulary: how often each id occurs, by rank; and how many {unit} the ids stand for."
-    return _draw("vocabulary_use", words, 3.2, draw)
+    return draw_picture("vocabulary_use", words, 3.2, draw)
 
 
 def size_shares(uses: FloatArray, sizes: FloatArray) -> tuple[list[str], FloatArray, FloatArray]:
@@ -374,7 +374,7 @@ def episode_lengths(edges: FloatArray, counts: FloatArray, fps: float, horizon: 
             above.set_xlabel("seconds")
         figure.legend(loc="outside lower right")
 
-    return _draw("episode_lengths", "Lengths of the episodes.", 3.0, draw)
+    return draw_picture("episode_lengths", "Lengths of the episodes.", 3.0, draw)
 
 
 def distributions(
@@ -420,7 +420,7 @@ def distributions(
     words = (
         f"How the values of each dimension are distributed, in data units; dashed: 1st and 99th percentile.{left_out}"
     )
-    return _draw("distributions", words, 0.4 + 1.05 * lines, draw)
+    return draw_picture("distributions", words, 0.4 + 1.05 * lines, draw)
 
 
 def spreads(
@@ -463,7 +463,7 @@ def spreads(
         figure.legend(loc="outside lower center", ncols=4)
 
     words = "Ranges of the dimensions, each on its own scale: how far minimum and maximum lie outside the bulk."
-    return _draw("ranges", words, _list_height(len(labels)) + 0.3, draw)
+    return draw_picture("ranges", words, _list_height(len(labels)) + 0.3, draw)
 
 
 def modes(names: Sequence[str], clips: Sequence[bool], frames: Sequence[float], largest: Sequence[float]) -> Picture:
@@ -491,4 +491,4 @@ def modes(names: Sequence[str], clips: Sequence[bool], frames: Sequence[float], 
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=2)
 
-    return _draw("modes", "What each normalisation mode does to the values outside its range.", 2.9, draw)
+    return draw_picture("modes", "What each normalisation mode does to the values outside its range.", 2.9, draw)
