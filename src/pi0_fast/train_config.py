@@ -25,13 +25,19 @@ from pi0_fast.configs import (
     is_repository,
 )
 from pi0_fast.parsing import CONFIG_PATH, expanded, given_texts, option, parse
-from pi0_fast.policy_config import COMPILE_MODES, DTYPES, POLICY_TYPE, PROMPT_FORMATS, VARIANTS
 from pi0_fast.types import UsageError
 
 #: Of a run's directory: checkpoints/{step}/pretrained_model/train_config.json, checkpoints/{step}/training_state.
 TRAIN_CONFIG_FILE = "train_config.json"
 CHECKPOINTS, LAST = "checkpoints", "last"
 PRETRAINED_MODEL, TRAINING_STATE = "pretrained_model", "training_state"
+
+# As in policy_config.py (a test compares them), which needs numpy; help is to answer at once.
+POLICY_TYPE = "pi0_fast"
+VARIANTS = ("gemma_300m", "gemma_2b")
+DTYPES = ("float32", "bfloat16")
+PROMPT_FORMATS = ("lerobot", "openpi")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _DATA, _TRANSFORMS, _RUN, _SAVING = "Dataset", "Image transforms", "Training", "Output and checkpoints"
 _MEASURING, _LORA = "Measuring and tracking", "LoRA (needs pi0-fast[lora])"
