@@ -1,0 +1,241 @@
+"""Checkpoints of a run: what training goes on from, all at once or not at all.
+
+    checkpoints/
+      000200/
+        pretrained_model/                   the policy, as it saves itself, and train_config.json
+        training_state/
+          training_step.json                the step, and everything about the run that is a number or a name
+          optimizer_state.safetensors       see Optimizer.state
+      last -> 000200
+
+A checkpoint is written beside its place, flushed to the disk, and renamed: whatever is killed when, a directory of that
+name is complete. `last` moves afterwards, and old ones go after that. There are no states of random generators and none
+of the sampler: both are functions of the seed and the step. Left out: what is in the files of a policy (checkpoint.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pi0_fast.model.weights import write_tensors
+from pi0_fast.policy_config import read_json_object, write_json
+from pi0_fast.swap import TEMPORARY, check_place, finish_interrupted_swap, install_directory, temporary_sibling
+from pi0_fast.train_config import CHECKPOINTS, LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TRAINING_STATE
+from pi0_fast.types import PolicyError
+
+STEP_FILE, OPTIMIZER_FILE = "training_step.json", "optimizer_state.safetensors"
+#: Names of checkpoints that are being deleted begin so.
+_DELETED = ".deleted-"
+_FORMAT = {"format": "pi0-fast-training-state", "version": 1}
+#: Free bytes that are asked for beyond what a checkpoint takes.
+_SPARE_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A checkpoint's training_state.
+
+    Attributes:
+        directory: of the checkpoint.
+        step: updates that were done.
+        progress: the rest of training_step.json.
+        tensors: see `Optimizer.state`.
+    """
+
+    directory: Path
+    step: int
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class Checkpoints:
+    """The checkpoints of a run's directory; one process writes them."""
+
+    def __init__(self, output_dir: Path, *, total_steps: int, keep_last: int | None = None) -> None:
+        """Nothing is touched yet.
+
+        Args:
+            output_dir: of the run.
+            total_steps: of the run; decides how many digits a step has (six at least, as LeRobot).
+            keep_last: delete all but this many of the newest after each save; None keeps all.
+        """
+        self.folder = output_dir / CHECKPOINTS
+        self._digits = max(6, len(str(total_steps)))
+        self._keep_last = keep_last
+
+    def directory(self, step: int) -> Path:
+        """Where the checkpoint of a step lies, or would."""
+        return self.folder / f"{step:0{self._digits}d}"
+
+    def check(self, needed_bytes: int) -> None:
+        """Before training: could checkpoints be saved? Removes what killed runs left half-written or half-deleted.
+
+        Args:
+            needed_bytes: of one checkpoint.
+
+        Raises:
+            OSError: the directory cannot be written, links cannot be made there, or the disk has no room for one.
+        """
+        target = self.directory(0)
+        check_place(target)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        last = self.folder / LAST
+        if last.exists() and not last.is_symlink():
+            raise FileExistsError(errno.EEXIST, f"{last} is no link: pi0-fast keeps one there; move it elsewhere")
+        try:
+            link = self.folder / f".{LAST}-{os.getpid()}"
+            link.symlink_to(target.name)
+            link.unlink()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{self.folder} cannot hold the link {LAST!r} ({error.strerror}): choose another output_dir",
+            ) from error
+        newest_checkpoint(self.folder.parent)  # finishes what a killed run was about to replace
+        self._remove_leftovers()
+        free = shutil.disk_usage(self.folder).free
+        if free < needed_bytes + _SPARE_BYTES:
+            raise OSError(
+                errno.ENOSPC,
+                f"a checkpoint takes {needed_bytes / 1e9:.2f} GB, and {self.folder} has {free / 1e9:.2f} GB left: make "
+                "room, choose another output_dir, or set save_checkpoint=false",
+            )
+
+    def save(
+        self,
+        step: int,
+        write_model: Callable[[Path], None],
+        train_config: Mapping[str, Any],
+        progress: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+    ) -> Path:
+        """Write the checkpoint of a step, move `last` to it, delete old ones.
+
+        Args:
+            step: updates that were done.
+            write_model: called with the empty directory that the policy's files go to.
+            train_config: content of train_config.json.
+            progress: what `SavedState.progress` will hold.
+            tensors: as in `SavedState`.
+
+        Returns:
+            Its directory.
+
+        Raises:
+            OSError: it cannot be written; earlier checkpoints are as they were, and the message names the newest.
+        """
+        target = self.directory(step)
+        temporary: Path | None = None
+        try:
+            temporary = temporary_sibling(target)
+            model, state = temporary / PRETRAINED_MODEL, temporary / TRAINING_STATE
+            model.mkdir()
+            state.mkdir()
+            write_model(model)
+            write_json(model / TRAIN_CONFIG_FILE, train_config, indent=4)
+            write_tensors(state / OPTIMIZER_FILE, tensors, {})
+            write_json(state / STEP_FILE, {**_FORMAT, "step": step, **progress}, indent=2)
+            install_directory(temporary, target)
+            self._point_last_to(target)
+        except (OSError, SafetensorError) as error:
+            raise self._failure(target, error) from error
+        finally:
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+        self._delete_old(step)
+        return target
+
+    def _failure(self, target: Path, error: Exception) -> OSError:
+        reason = getattr(error, "strerror", None) or str(error)
+        newest = newest_checkpoint(self.folder.parent)
+        intact = "there is none before it" if newest is None else f"{newest} is complete"
+        return OSError(
+            getattr(error, "errno", None) or errno.EIO, f"the checkpoint {target} cannot be written: {reason}; {intact}"
+        )
+
+    def _point_last_to(self, target: Path) -> None:
+        link = self.folder / f".{LAST}-{os.getpid()}"
+        with suppress(FileNotFoundError):
+            link.unlink()
+        link.symlink_to(target.name)
+        os.replace(link, self.folder / LAST)
+
+    def _delete_old(self, step: int) -> None:
+        """All but the newest; a directory gets another name first, so that none looks complete that is not."""
+        if self._keep_last is None:
+            return
+        older = [directory for number, directory in _complete(self.folder) if number <= step]
+        for directory in older[: -self._keep_last]:
+            hidden = self.folder / f"{_DELETED}{directory.name}"
+            shutil.rmtree(hidden, ignore_errors=True)
+            os.rename(directory, hidden)
+            shutil.rmtree(hidden, ignore_errors=True)
+
+    def _remove_leftovers(self) -> None:
+        """Of runs that were killed while they saved or deleted."""
+        for entry in sorted(self.folder.iterdir()):
+            half = re.fullmatch(rf"\.(\d+){re.escape(TEMPORARY)}.*", entry.name)
+            if half is not None and entry.is_dir():
+                temporary_sibling(self.folder / half[1]).rmdir()  # removes those of dead processes
+            elif entry.name.startswith(_DELETED) or re.fullmatch(r"\.\d+\.pi0-fast-new", entry.name):
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+def newest_checkpoint(output_dir: Path) -> Path | None:
+    """The complete checkpoint of the highest step in a run's directory, or None."""
+    folder = output_dir / CHECKPOINTS
+    if folder.is_dir():
+        for entry in sorted(folder.iterdir()):
+            replaced = re.fullmatch(r"\.(\d+)\.pi0-fast-old", entry.name)
+            if replaced is not None:
+                finish_interrupted_swap(folder / replaced[1])
+    complete = _complete(folder)
+    return complete[-1][1] if complete else None
+
+
+def _complete(folder: Path) -> list[tuple[int, Path]]:
+    """Step and directory of every checkpoint, in the order of the steps."""
+    if not folder.is_dir():
+        return []
+    named = [entry for entry in folder.iterdir() if re.fullmatch(r"\d+", entry.name)]
+    return sorted(
+        (int(entry.name), entry)
+        for entry in named
+        if (entry / TRAINING_STATE / STEP_FILE).is_file() and (entry / PRETRAINED_MODEL).is_dir()
+    )
+
+
+def read_state(checkpoint: Path) -> SavedState:
+    """What training goes on from.
+
+    Raises:
+        PolicyError: a file is missing or damaged, or of another version.
+    """
+    folder = checkpoint / TRAINING_STATE
+    content = read_json_object(folder / STEP_FILE)
+    for name, value in _FORMAT.items():
+        if content.pop(name, None) != value:
+            raise PolicyError(
+                f"{folder / STEP_FILE}: no training state of this version ({name} is not {value!r}); LeRobot's are not "
+                "read: begin a new run with --policy.path"
+            )
+    step = content.pop("step", None)
+    if isinstance(step, bool) or not isinstance(step, int):
+        raise PolicyError(f"{folder / STEP_FILE}: 'step' is {step!r}")
+    try:
+        tensors = load_file(folder / OPTIMIZER_FILE)
+    except (OSError, SafetensorError) as error:
+        raise PolicyError(f"{folder / OPTIMIZER_FILE} cannot be read: {error}") from error
+    return SavedState(checkpoint, step, content, tensors)
