@@ -159,6 +159,15 @@ def read_statistics(path: Path, features: Mapping[str, Feature]) -> dict[str, di
     return found
 
 
+def read_tasks(root: Path, version: str) -> dict[int, str]:
+    """Task index -> text, from the tasks file; {} without the file.
+
+    Raises:
+        DatasetError: the file is damaged.
+    """
+    return (_tasks_v30 if version == "v3.0" else _tasks_v2)(root / "meta")
+
+
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
     """Turn what pyarrow raises on a missing or damaged file into a DatasetError that names it."""
@@ -348,8 +357,7 @@ class _TaskTexts:
 
     def _load(self) -> dict[int, str]:
         if self._texts is None:
-            read = _tasks_v30 if self._version == "v3.0" else _tasks_v2
-            self._texts = read(self._root / "meta")
+            self._texts = read_tasks(self._root, self._version)
         return self._texts
 
 

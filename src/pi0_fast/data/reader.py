@@ -1,7 +1,7 @@
 """Opening a LeRobot dataset (v2.0, v2.1, v3.0) and reading the columns that a job needs, episode by episode.
 
-The dataset is never written to. Video and images are left out: reading actions and states works without
-`videos/`.
+The dataset is never written to. Reading actions and states works without `videos/`; of video and images this file
+says only where they lie (decoding: `cameras.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ import numpy as np
 from pi0_fast.data.fingerprint import column_digest
 from pi0_fast.data.frames import FrameFile
 from pi0_fast.data.locate import locate_dataset
-from pi0_fast.data.metadata import IMAGE_DTYPES, read_metadata, read_statistics
+from pi0_fast.data.metadata import IMAGE_DTYPES, read_metadata, read_statistics, read_tasks
 from pi0_fast.data.rounding import Rounding
+from pi0_fast.data.video_files import VideoPlace, check_videos, read_video_places
 from pi0_fast.types import DatasetError, Episode, EpisodeRecord, Feature
 
 _NUMERIC_DTYPE = re.compile(r"u?int\d*|b?float\d*|double|half|bool\w*")
@@ -141,6 +142,50 @@ class LeRobotReader:
             self._statistics = {} if self.version == "v2.1" else read_statistics(path, self.features)
         found = self._statistics.get(key)
         return None if found is None else {name: value.copy() for name, value in found.items()}
+
+    @property
+    def camera_keys(self) -> tuple[str, ...]:
+        """Columns that are images or video, in declared order."""
+        return tuple(key for key, feature in self.features.items() if feature.dtype in IMAGE_DTYPES)
+
+    def task_texts(self) -> dict[int, str]:
+        """What the column `task_index` stands for: index -> text; {} for a dataset without a tasks file.
+
+        Raises:
+            DatasetError: the tasks file is damaged.
+        """
+        return read_tasks(self.root, self.version)
+
+    def video_places(self, key: str, episodes: Collection[int] | None = None) -> dict[int, VideoPlace]:
+        """Episode index -> where its video of a camera is; the files are there, but none is opened.
+
+        Raises:
+            DatasetError: unknown camera or episode, a file that is missing, metadata that does not say where.
+        """
+        if self.feature(key).dtype != "video":
+            raise DatasetError(f"column {key!r} of {self.repo_id} is declared as {self.feature(key).dtype}, not video")
+        wanted = self._wanted(episodes)
+        places = read_video_places(self.root, self.version, key, wanted)
+        if missing := [index for index in wanted if index not in places]:
+            raise DatasetError(f"{self.root / 'meta'} does not say where camera {key!r} of episode {missing[0]} is")
+        places = {index: places[index] for index in wanted}
+        check_videos(self.root, key, places)
+        return places
+
+    def row_places(self, episodes: Collection[int] | None = None) -> dict[int, tuple[str, int]]:
+        """Episode index -> (parquet file below the root, first row of the episode in it).
+
+        Raises:
+            DatasetError: as `iter_episodes`.
+        """
+        wanted = self._wanted(episodes)
+        for name in self._present_files(wanted):
+            if name not in self._checked:
+                with FrameFile(self.root / name, []) as file:
+                    file.check(self._lengths_of_file[name])
+                    self._checked[name] = file.rows
+        # An episode of no frames has no rows.
+        return {i: (self._files[i], self._checked[self._files[i]].get(i, (0, 0))[0]) for i in wanted}
 
     def content_digest(self, keys: Sequence[str]) -> str:
         """A hash of what `iter_episodes(keys)` would give, over all episodes; see `fingerprint.py`.

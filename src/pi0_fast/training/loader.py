@@ -1,0 +1,188 @@
+"""From samples to prepared batches, in worker processes or in this one: the same batches in the same order.
+
+A worker is told the number of a step and does everything for it: which frames (`sampler.py`), decoding, prompt,
+action tokens, images as the model takes them. So the order and the content of the batches depend on the seed and the
+step only, never on the number of workers. What is not here: moving batches to an accelerator.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from pi0_fast.preparation import Preparation, Prepared
+from pi0_fast.training.frames import FrameDataset
+from pi0_fast.training.sampler import BatchSampler
+from pi0_fast.types import DatasetError, Pi0FastError, PolicyError
+
+
+def train_batches(
+    dataset: FrameDataset,
+    preparation: Preparation,
+    sampler: BatchSampler,
+    num_workers: int = 0,
+    *,
+    prefetch: int = 2,
+    stop_step: int | None = None,
+) -> TrainBatches:
+    """Batches from the sampler's first step on, as `Preparation.training` makes them, on the CPU.
+
+    Args:
+        dataset: the samples; `sampler.count` of them.
+        preparation: the policy's.
+        sampler: which samples a step sees, and where to begin.
+        num_workers: processes that prepare; 0 for none, and then a batch is made when it is asked for.
+        prefetch: batches that each worker has ready.
+        stop_step: one past the last step; None for no end.
+
+    Raises:
+        PolicyError: the sampler chooses from another number of samples, or a number is out of range.
+    """
+    if sampler.count != len(dataset):
+        raise PolicyError(f"the sampler chooses from {sampler.count} samples, the dataset has {len(dataset)}")
+    if num_workers < 0 or prefetch < 1:
+        raise PolicyError(f"num_workers={num_workers} and prefetch={prefetch}: needed are 0 or more, and 1 or more")
+    return TrainBatches(_Steps(dataset, preparation, sampler), sampler.first_step, stop_step, num_workers, prefetch)
+
+
+class TrainBatches(Iterator[Prepared]):
+    """Prepared batches, step by step. `close` ends the workers; a `with` block does so by itself.
+
+    Attributes:
+        step: of the batch that comes next.
+        waited_s: seconds spent in `next`, all steps together: what training waited for data.
+    """
+
+    def __init__(self, steps: _Steps, first: int, stop: int | None, num_workers: int, prefetch: int) -> None:
+        self.step, self.waited_s = first, 0.0
+        self._stop = _ENDLESS if stop is None else stop
+        self._batches: Iterator[Prepared | _Failure] | None = None
+        loader: DataLoader[Any] = DataLoader(
+            steps,
+            batch_size=None,  # a sample is a whole batch already
+            sampler=_Range(first, self._stop),
+            num_workers=num_workers,
+            prefetch_factor=prefetch if num_workers else None,
+            worker_init_fn=_begin_worker if num_workers else None,
+        )
+        with _quiet_tokenizers():
+            self._batches = iter(loader)
+
+    def __enter__(self) -> TrainBatches:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __next__(self) -> Prepared:
+        if self._batches is None:
+            raise StopIteration
+        begin = time.perf_counter()
+        try:
+            batch = next(self._batches)
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise DatasetError(
+                f"a worker that prepares batches has died at step {self.step} ({error}); where memory is short, pass a "
+                "smaller --num_workers"
+            ) from error
+        finally:
+            self.waited_s += time.perf_counter() - begin
+        if isinstance(batch, _Failure):
+            self.close()
+            batch.raise_again()
+        self.step += 1
+        return batch
+
+    def close(self) -> None:
+        """End the workers; there are no more batches then."""
+        batches, self._batches = self._batches, None
+        shut_down = getattr(batches, "_shutdown_workers", None)
+        if shut_down is not None:
+            shut_down()
+
+
+_ENDLESS = 2**62
+
+
+class _Range:
+    """Steps from `first` on; unlike a list, of any length, and unlike a generator, with a length."""
+
+    def __init__(self, first: int, stop: int) -> None:
+        self._steps = range(first, max(first, stop))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+
+class _Steps(Dataset[Any]):
+    """Step number -> prepared batch, or what went wrong."""
+
+    def __init__(self, dataset: FrameDataset, preparation: Preparation, sampler: BatchSampler) -> None:
+        self._dataset, self._preparation, self._sampler = dataset, preparation, sampler
+
+    def __getitem__(self, step: int) -> Prepared | _Failure:
+        try:
+            batch = self._dataset.batch(*self._sampler.batch(step))
+            with _one_thread():
+                return self._preparation.training(batch)
+        except Exception as error:
+            return _Failure(error, traceback.format_exc(), os.getpid())
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error on its way out of a worker, which torch would wrap into another message."""
+
+    error: Exception
+    trace: str
+    process: int
+
+    def raise_again(self) -> NoReturn:
+        if self.process == os.getpid():
+            raise self.error
+        if not isinstance(self.error, Pi0FastError):
+            raise RuntimeError(f"a worker that prepares batches failed:\n{self.trace}") from self.error
+        raise self.error from RuntimeError(f"in a worker:\n{self.trace}")
+
+
+def _begin_worker(_: int) -> None:
+    # An interrupt reaches all processes of a terminal: the loop saves and then ends its workers itself.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As in a worker: resizing with more threads differs in the last bit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _quiet_tokenizers() -> Iterator[None]:
+    """Workers tokenize on one thread each; without being told, the library says so at each fork."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "false")
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
