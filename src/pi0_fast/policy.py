@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pi0_fast.actions.grammar import Grammar
 from pi0_fast.actions.tokenizer import FastTokenizer
@@ -47,6 +48,8 @@ from pi0_fast.text_tokenizer import TextTokenizer
 from pi0_fast.types import PolicyError, TokenizerError
 
 logger = logging.getLogger(__name__)
+#: Target positions that `score` scores over the whole vocabulary at a time.
+_SCORED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,23 @@ class ChunkInfo:
     steps: int
     valid: Tensor
     problems: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class TargetScores:
+    """N target ids, each predicted from those before it, on the CPU.
+
+    Attributes:
+        log_probabilities: float32 [N], of the target id.
+        hits: bool [N], whether no other id is likelier.
+        is_action: bool [N]; False for ``Action: ``, the end mark and the like.
+        weights: float32 [N], as in `prompt.PromptBatch`; 0 for a row that only fills a batch up.
+    """
+
+    log_probabilities: Tensor
+    hits: Tensor
+    is_action: Tensor
+    weights: Tensor
 
 
 class PI0FastPolicy(nn.Module):
@@ -110,7 +130,8 @@ class PI0FastPolicy(nn.Module):
         self.model = model
         self.config = config
         self.preparation = Preparation(config, processors, text_tokenizer, action_tokenizer)
-        self._parts = (processors, text_tokenizer, action_tokenizer)
+        # As bound to the policy's chunks: with another shape in its files, lerobot could not train on them.
+        self._parts = (processors, text_tokenizer, self.preparation.action_tokenizer)
         self.counts: Counter[str] = Counter()
         self._choice = self._constrained_choice() if config.constrained else FreeChoice(self.preparation.prompt.end_id)
         self._queue: deque[Tensor] = deque()
@@ -338,6 +359,32 @@ class PI0FastPolicy(nn.Module):
         Raises:
             PolicyError: as in `predict_action_chunk`; actions of another shape.
         """
+        prepared, hidden, labels = self._targets(batch)
+        prompt = prepared.prompt
+        (share,) = self._tensors(prompt.weight[prompt.label])
+        loss = target_cross_entropy(hidden, self.model.lm_head.weight, labels, share)
+        return loss, {"loss": loss.detach(), "target_ids": len(labels), **prepared.counts}
+
+    @torch.no_grad()
+    def score(self, batch: Mapping[str, Any] | Prepared) -> TargetScores:
+        """How likely each target id is where those before it are given; `batch` and errors as in `forward`.
+
+        Scores are computed for a few positions at a time, so that memory stays small.
+        """
+        prepared, hidden, labels = self._targets(batch)
+        log_probabilities, hits = [], []
+        for part in range(0, len(labels), _SCORED_AT_ONCE):
+            wanted = labels[part : part + _SCORED_AT_ONCE]
+            scores = self.model.logits(hidden[part : part + _SCORED_AT_ONCE])
+            hits.append(scores.argmax(dim=-1) == wanted)
+            log_probabilities.append(-functional.cross_entropy(scores, wanted, reduction="none"))
+        prompt = prepared.prompt
+        weights = torch.from_numpy(prompt.weight[prompt.label])
+        is_action = torch.isin(labels.cpu(), torch.tensor(self.preparation.prompt.action_text_ids))
+        return TargetScores(torch.cat(log_probabilities).cpu(), torch.cat(hits).cpu(), is_action, weights)
+
+    def _targets(self, batch: Mapping[str, Any] | Prepared) -> tuple[Prepared, Tensor, Tensor]:
+        """What `training` made of a batch; the N positions that predict, [N, width]; the ids they are to, int64 [N]."""
         prepared = batch if isinstance(batch, Prepared) else self.preparation.training(batch, self.model.device)
         if not prepared.prompt.label.any():
             raise PolicyError("this was prepared for generation; forward needs what preparation.training makes")
@@ -357,9 +404,8 @@ class PI0FastPolicy(nn.Module):
         places = prompt.label.argmax(axis=1)[:, None] + np.minimum(np.arange(within.shape[1]), counts[:, None] - 1)
         wanted, chosen = self._tensors(places + seen.shape[1] - 1, within)
         hidden = self.model.hidden_states(embeddings, attention_mask(valid, causal), positions, wanted)[chosen]
-        labels, share = self._tensors(prompt.ids[prompt.label], prompt.weight[prompt.label])
-        loss = target_cross_entropy(hidden, self.model.lm_head.weight, labels, share)
-        return loss, {"loss": loss.detach(), "target_ids": int(prompt.label.sum()), **prepared.counts}
+        (labels,) = self._tensors(prompt.ids[prompt.label])
+        return prepared, hidden, labels
 
     # --- inference --------------------------------------------------------------------------------------------------
 
