@@ -249,6 +249,19 @@ def test_lerobots_checkpoint_becomes_a_whole_one(shared: Path, tmp_path: Path, n
     assert set(ours) == {key if key.startswith("model.") else f"model.{key}" for key in theirs} | {HEAD, TABLE}
 
 
+def test_a_published_tokenizer_is_saved_with_the_policys_own_shape(tmp_path: Path) -> None:
+    """lerobot's training refuses chunks of another shape than the saved tokenizer names."""
+    other = FastTokenizer(action_tokenizer().vocabulary, scale=20.0, time_horizon=50, action_dim=14)
+    policy = new_policy(tokenizer=other)
+    policy.save_pretrained(tmp_path / "out")
+    saved = json.loads((tmp_path / "out" / "tokenizers" / "action" / "processor_config.json").read_text())
+    assert (saved["time_horizon"], saved["action_dim"]) == (HORIZON, ACTION)
+    other.save_pretrained(tmp_path / "original")
+    name = str(tmp_path / "original")  # bound to the same chunks it is the same tokenizer
+    again = PI0FastPolicy.from_pretrained(tmp_path / "out", overrides={"action_tokenizer_name": name})
+    assert torch.equal(chunk_of(again), chunk_of(policy))
+
+
 # --- replacing --------------------------------------------------------------------------------------------------------
 
 

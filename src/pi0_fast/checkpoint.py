@@ -45,6 +45,7 @@ from pi0_fast.policy_config import (
     read_json_object,
     write_config,
 )
+from pi0_fast.preparation import bound_tokenizer
 from pi0_fast.processors import (
     POSTPROCESSOR_FILE,
     PREPROCESSOR_FILE,
@@ -86,7 +87,7 @@ class Checkpoint:
         config: all settings.
         model: the weights.
         processors: names, units, normalisation.
-        text_tokenizer, action_tokenizer: the tokenizers; the action tokenizer as it was saved or published.
+        text_tokenizer, action_tokenizer: the tokenizers; the action tokenizer is bound to the policy's chunks.
     """
 
     config: PI0FastConfig
@@ -189,6 +190,7 @@ def read_checkpoint(
     config, text_tokenizer, action_tokenizer = with_tokenizers(
         config, text_tokenizer, action_tokenizer, folder=folder, copies=copies, **hub
     )
+    action_tokenizer = bound_tokenizer(action_tokenizer, config, processors)
     if details.get("architecture") is not None and "paligemma_variant" in changed:
         raise PolicyError(
             f"{folder}: {OWN_FILE} says the sizes of the model, so that paligemma_variant={config.paligemma_variant!r} "
