@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from reference_twin import ReferenceTwin
 
@@ -184,24 +184,25 @@ class _LocalActionProcessor:
 
 
 class LerobotTwin:
-    """lerobot's policy and preprocessor.
+    """lerobot's policy and what it has around it.
 
     Attributes:
         policy: its PI0FastPolicy, in evaluation mode, float32.
         preprocess: its pipeline from a batch of a dataset to the policy's input.
+        postprocess: from the policy's output to the robot's units.
     """
 
     def __init__(
         self, sizes: Sizes, text_tokenizer: Path, action_tokenizer: Path, *, chunk: tuple[int, int],
-        statistics: dict[str, dict[str, torch.Tensor]] | None = None, weights: Path | None = None,
+        quantiles: dict[str, FloatArray], weights: Path | None = None,
     ) -> None:  # fmt: skip
         """Build it.
 
         Args:
             sizes: architecture, ``{"text": {...}, "vision": {...}}``.
             text_tokenizer, action_tokenizer: directories made by the two functions above.
-            chunk: H, D.
-            statistics: of ``observation.state`` and ``action``, for QUANTILES; without, there is no `preprocess`.
+            chunk: H, D; the state has D dimensions too.
+            quantiles: ``q01`` and ``q99``, [D] each, of the state and of the action.
             weights: safetensors with lerobot's keys; without, the weights are random (`randomize`).
         """
         module = import_lerobot()
@@ -231,7 +232,9 @@ class LerobotTwin:
             self.randomize()
         else:
             self.policy.load_state_dict(load_file(weights))
-        self.preprocess = make_pi0_fast_pre_post_processors(config, statistics)[0] if statistics else None
+        statistics = {name: torch.from_numpy(value) for name, value in quantiles.items()}
+        both = {"observation.state": statistics, "action": statistics}
+        self.preprocess, self.postprocess = make_pi0_fast_pre_post_processors(config, both)
 
     def randomize(self, seed: int = 0) -> None:
         """Fill all weights with small random numbers, norms around what they are, head and embedding unlike."""
@@ -241,10 +244,11 @@ class LerobotTwin:
                 noise = torch.empty_like(parameter).normal_(0, 0.02, generator=generator)
                 parameter.copy_(noise if parameter.ndim > 1 else parameter + noise)
 
-    def save_weights(self, path: Path) -> None:
-        """All weights with lerobot's keys, head and embedding both."""
-        state = {key: value.detach().clone() for key, value in self.policy.state_dict().items()}
-        save_file(state, path, metadata={"format": "pt"})
+    def save(self, directory: Path) -> None:
+        """A checkpoint as lerobot writes it; tokenizers stay where they are."""
+        self.policy.save_pretrained(directory)
+        self.preprocess.save_pretrained(directory)
+        self.postprocess.save_pretrained(directory)
 
     def loss(self, images: torch.Tensor, text: torch.Tensor, text_valid: torch.Tensor, target: torch.Tensor,
              target_valid: torch.Tensor) -> torch.Tensor:  # fmt: skip

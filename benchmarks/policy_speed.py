@@ -8,7 +8,8 @@ ids and their preprocessed ids are compared: a difference ends the run.
 
 What each side does:
   prefill        images and prompt to the first hidden state to choose from (lerobot: and the choice)
-  step           (generation of N ids - prefill) / N, for the same N on both sides
+  step           (generation of N ids - prefill) / (N - 1), for the same N on both sides; ours / N, its first choice and
+                 the decoding of actions counted in
   chunk          generation of N ids, and the way from ids to actions. Ours generates under the grammar of the action
                  tokenizer until each row holds a chunk of 700 coefficients; that is N. lerobot is then told to generate
                  N ids: from random weights it never stops by itself, and what it generates is no chunk. It computes the
@@ -42,10 +43,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -53,6 +55,9 @@ import torch
 import lerobot_twin
 from lerobot_twin import LerobotTwin
 from tokenizer_speed import simulated
+
+if TYPE_CHECKING:
+    from pi0_fast.preparation import Prepared
 
 HORIZON, DIMS, BATCH = 50, 14, 4
 TEXT_LENGTH, TARGET_LENGTH = 200, 256
@@ -130,15 +135,16 @@ class Case:
         return *self.prefix(), self.target, self.target_valid
 
 
-def medians(repeats: int, *functions: Callable[[], Any]) -> list[float]:
-    """Median CPU seconds of each function, called turn by turn after one call that is not counted."""
+def medians(repeats: int, *functions: Callable[[], Any], calls: int = 1) -> list[float]:
+    """Median CPU seconds of each function: turn by turn, `calls` in a row, after one turn that is not counted."""
     taken: list[list[float]] = [[] for _ in functions]
     for turn in range(repeats + 1):
         for function, times in zip(functions, taken, strict=True):
             begun = time.process_time()
-            function()
+            for _ in range(calls):
+                function()
             if turn:
-                times.append(time.process_time() - begun)
+                times.append((time.process_time() - begun) / calls)
     return [statistics.median(times) for times in taken]
 
 
@@ -186,125 +192,89 @@ def memory_in_own_process(side: str, directory: Path, vocab_size: int, filling: 
 
 
 class Ours:
-    """The parts of the package that lerobot's policy is compared with.
+    """The package's policy, loaded from the checkpoint that lerobot wrote.
 
     Attributes:
-        model: with the weights that lerobot has.
-        tokenizer: the FAST tokenizer.
-        prompt: the layout of ids.
-        constrained: the grammar of chunks of 50x14.
-        normalizers: of state and action.
+        policy: PI0FastPolicy with lerobot's weights, statistics and tokenizers.
+        preparation: the policy's, without its cameras: lerobot's pipeline leaves images as they are.
     """
 
-    def __init__(self, directory: Path, vocab_size: int) -> None:
-        """Load what `prepare` made."""
-        from pi0_fast import FastTokenizer
-        from pi0_fast.actions.grammar import Grammar
-        from pi0_fast.actions.normalize import NormalizationMode
-        from pi0_fast.decode import ConstrainedChoice
-        from pi0_fast.model import weights
-        from pi0_fast.model.architecture import Architecture
-        from pi0_fast.processors import FeatureNormalizer
-        from pi0_fast.prompt import Prompt
-        from pi0_fast.text_tokenizer import load_text_tokenizer
+    def __init__(self, directory: Path, vocab_size: int, most: int) -> None:
+        """Load what `prepare` and `twin` made; `most` is max_decoding_steps."""
+        from pi0_fast.policy import PI0FastPolicy
+        from pi0_fast.preparation import Preparation
 
-        self.model = weights.load(directory / "model.safetensors", Architecture.from_json(sizes(vocab_size)))
-        self.tokenizer = FastTokenizer.from_pretrained(directory / "actions")
-        self.prompt = Prompt(load_text_tokenizer(directory / "text"), self.tokenizer.vocab_size, state_clip=False)
-        grammar = Grammar(self.tokenizer.vocabulary, HORIZON * DIMS)
-        self.constrained = ConstrainedChoice(grammar, self.prompt.action_text_ids)
-        self.normalizers = {
-            key: FeatureNormalizer(key, NormalizationMode.QUANTILES, DIMS, values)
-            for key, values in quantiles_of(directory).items()
-        }
+        self.policy = PI0FastPolicy.from_pretrained(
+            directory, architecture=sizes(vocab_size), overrides={"max_decoding_steps": most}
+        )
+        parts = self.policy.checkpoint()
+        inputs = {"observation.state": parts.config.input_features["observation.state"]}
+        blind = replace(parts.config, input_features=inputs)
+        self.preparation = Preparation(blind, parts.processors, parts.text_tokenizer, parts.action_tokenizer)
 
-    def pack(self, case: Case) -> dict[str, torch.Tensor]:
-        """A training batch as `Prompt.training` packs it: no padding between text and target."""
-        lengths = case.text_valid.sum(1)[:, None], case.target_valid.sum(1)[:, None]
-        column = torch.arange(int((lengths[0] + lengths[1]).max()))
-        place = column - lengths[0]
-        valid = place < lengths[1]
-        ids = torch.zeros(valid.shape, dtype=torch.int64)
-        ids[place < 0] = case.text[case.text_valid]
-        ids[valid & (place >= 0)] = case.target[case.target_valid]
-        label = valid & (place >= 1)
-        weight = label.float() / label.sum()
-        return {"ids": ids, "valid": valid, "causal": valid & (place >= 0), "label": label, "weight": weight}
-
-    def loss(self, images: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The training loss of a packed batch."""
-        from pi0_fast.model.loss import target_cross_entropy
-        from pi0_fast.model.masks import attention_mask, sequence_layout
-
-        model, label = self.model, batch["label"]
-        features = model.encode_images(images)
-        embeddings = torch.cat((features, model.embed(batch["ids"])), dim=1)
-        image_valid = torch.ones(features.shape[:2], dtype=torch.bool)
-        valid, causal, positions = sequence_layout(image_valid, batch["valid"], batch["causal"])
-        # Position p is predicted by what stands at p - 1. All rows have as many labels here.
-        wanted = label.nonzero()[:, 1].view(len(label), -1) + features.shape[1] - 1
-        hidden = model.hidden_states(embeddings, attention_mask(valid, causal), positions, wanted)
-        ids, weight = batch["ids"][label], batch["weight"][label]
-        return target_cross_entropy(hidden.flatten(0, 1), model.lm_head.weight, ids, weight)
-
-    def prefix(self, case: Case, *, like_lerobot: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Ids, valid and causal of what generation starts from: text, bos and `Action: `, [B, S] each.
-
-        With `like_lerobot` the prefix is lerobot's: without `Action: `, and bos is seen by the text.
-        """
-        begin = [self.prompt.bos_id, *([] if like_lerobot else self.prompt.action_prefix_ids)]
-        length = int(case.text_valid[0].sum())
-        ids = torch.cat((case.text[:, :length], torch.tensor([begin]).expand(BATCH, -1)), dim=1)
-        causal = torch.arange(ids.shape[1]).expand(BATCH, -1) >= length + int(like_lerobot)
-        return ids, torch.ones_like(causal), causal
-
-    def prefill(self, case: Case, steps: int) -> torch.Tensor:
-        """Images and prompt to the first hidden state, with room for `steps` more columns."""
-        from pi0_fast.model.masks import attention_mask, sequence_layout
-
-        model = self.model
-        with torch.inference_mode():
-            ids, valid, causal = self.prefix(case)
-            features = model.encode_images(case.images)
-            embeddings = torch.cat((features, model.embed(ids)), dim=1)
-            valid, causal, positions = sequence_layout(valid.new_ones(features.shape[:2]), valid, causal)
-            cache = model.new_cache(BATCH, valid.shape[1] + steps)
-            last = torch.full((BATCH, 1), valid.shape[1] - 1)
-            return model.prefill(embeddings, attention_mask(valid, causal), positions, cache, last)
-
-    def generate(
-        self, case: Case, steps: int, *, free: bool = False, cached: bool = True, like_lerobot: bool = False
-    ) -> Any:
-        """Encode the images and generate at most `steps` ids after the text and the beginning of the target.
+    def pack(self, case: Case, *, targets: bool = True, like_lerobot: bool = False) -> Prepared:
+        """The case as the preparation would give it: text, target, and no padding between.
 
         Args:
             case: the batch.
-            steps: budget.
-            free: from the whole vocabulary, and not under the grammar.
-            cached: with the cache of keys and values.
-            like_lerobot: see `prefix`.
+            targets: for training; otherwise the text, bos and `Action: `, to generate from.
+            like_lerobot: to generate from what lerobot does: without `Action: `, and bos is seen by the text.
         """
+        from pi0_fast.preparation import Prepared
+        from pi0_fast.prompt import PromptBatch, PromptReport
+
+        prompt = self.preparation.prompt
+        text, rows = case.text[:, case.text_valid[0]].numpy(), np.zeros(BATCH, np.int64)
+        begin = [prompt.bos_id, *([] if like_lerobot else prompt.action_prefix_ids)]
+        target = case.target[:, case.target_valid[0]].numpy() if targets else np.tile(begin, (BATCH, 1))
+        ids = np.concatenate((text, target), axis=1)
+        place = np.broadcast_to(np.arange(ids.shape[1]) - text.shape[1], ids.shape)
+        label = (place >= 1) & targets
+        weight = label.astype(np.float32) / max(label.sum(), 1)
+        batch = PromptBatch(
+            ids, np.ones(ids.shape, bool), place >= int(like_lerobot), label, weight, rows + text.shape[1],
+            PromptReport(BATCH, rows, rows, text.shape[1]),
+        )  # fmt: skip
+        states = np.zeros((BATCH, DIMS), np.float32)
+        return Prepared(case.images[:, None], np.ones(1, bool), batch, states, Counter())
+
+    def loss(self, prepared: Prepared) -> torch.Tensor:
+        """The training loss."""
+        return self.policy(prepared)[0]
+
+    def prefill(self, prepared: Prepared) -> torch.Tensor:
+        """Images and prompt to the first hidden state to choose from."""
+        from pi0_fast.model.masks import attention_mask, sequence_layout
+
+        model = self.policy.model
+        with torch.inference_mode():
+            ids, valid, causal = (
+                torch.from_numpy(part) for part in (prepared.prompt.ids, prepared.prompt.valid, prepared.prompt.causal)
+            )
+            features = model.encode_images(prepared.images[:, 0])
+            embeddings = torch.cat((features, model.embed(ids)), dim=1)
+            valid, causal, positions = sequence_layout(valid.new_ones(features.shape[:2]), valid, causal)
+            cache = model.new_cache(BATCH, valid.shape[1] + TARGET_LENGTH)
+            last = torch.full((BATCH, 1), valid.shape[1] - 1)
+            return model.prefill(embeddings, attention_mask(valid, causal), positions, cache, last)
+
+    def generate(self, prepared: Prepared, steps: int | None = None, *, free: bool = False, cached: bool = True) -> Any:
+        """Encode the images and generate: under the grammar, or freely `steps` ids of the whole vocabulary."""
         from pi0_fast.decode import FreeChoice, generate
 
-        choice = FreeChoice(self.prompt.end_id) if free else self.constrained
-        with torch.inference_mode():
+        prompt, model = prepared.prompt, self.policy.model
+        parts = (torch.from_numpy(part) for part in (prompt.ids, prompt.valid, prompt.causal))
+        with torch.no_grad():
             return generate(
-                self.model, self.model.encode_images(case.images), None, *self.prefix(case, like_lerobot=like_lerobot),
-                choice=choice, max_steps=steps, use_cache=cached, log_probabilities=False,
+                model, model.encode_images(prepared.images[:, 0]), None, *parts,
+                choice=FreeChoice(self.preparation.prompt.end_id) if free else self.policy._choice,
+                max_steps=steps, use_cache=cached, log_probabilities=False,
             )  # fmt: skip
 
-    def decode(self, found: Any) -> np.ndarray:
-        """What was generated to actions, float32 [B, 50, 14]."""
-        return self.tokenizer.decode((found.ids, found.lengths), time_horizon=HORIZON, action_dim=DIMS, num_threads=1)
-
-    def preprocess(self, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
-        """A batch of a dataset to the tensors that the loss is computed from."""
-        states = self.normalizers["observation.state"].apply(batch["observation.state"].numpy())
-        actions = self.normalizers["action"].apply(batch["action"].numpy())
-        ids, lengths = self.tokenizer.encode_padded(actions, num_threads=1)
-        made = self.prompt.training(batch["task"], states, ids, lengths)
-        parts = {"ids": made.ids, "valid": made.valid, "causal": made.causal, "label": made.label}
-        return {name: torch.from_numpy(part) for name, part in {**parts, "weight": made.weight}.items()}
+    def preprocess(self, batch: dict[str, Any]) -> list[torch.Tensor]:
+        """A batch of a dataset to the tensors that the loss is computed from; ids and valid come first."""
+        made = self.preparation.training(batch).prompt
+        return [torch.from_numpy(part) for part in (made.ids, made.valid, made.causal, made.label, made.weight)]
 
 
 # --------------------------------------------------------------------------------------------------- what is compared
@@ -319,53 +289,42 @@ def samples(count: int, noise: float) -> dict[str, Any]:
     return {"observation.state": states, "action": torch.from_numpy(chunks), "task": tasks}
 
 
-def quantiles_of(directory: Path) -> dict[str, dict[str, np.ndarray]]:
-    """q01 and q99 of state and action."""
-    found = json.loads((directory / "statistics.json").read_text())
-    return {key: {name: np.array(v, np.float32) for name, v in values.items()} for key, values in found.items()}
-
-
 def prepare(directory: Path, vocab_size: int, noise: float) -> None:
     """Tokenizers and statistics for one vocabulary; noise in the actions makes their tokens short and many."""
     directory.mkdir()
     lerobot_twin.make_text_tokenizer(directory / "text", vocab_size)
     chunks = samples(1000, noise)["action"].numpy()
+    np.save(directory / "quantiles.npy", np.quantile(chunks[:, 0], (0.01, 0.99), axis=0).astype(np.float32))
     lerobot_twin.make_action_tokenizer(directory / "actions", chunks)
-    quantiles = {f"q{q:02}": np.quantile(chunks[:, 0], q / 100, axis=0).tolist() for q in (1, 99)}
-    content = {"observation.state": quantiles, "action": quantiles}
-    (directory / "statistics.json").write_text(json.dumps(content))
 
 
 def twin(directory: Path, vocab_size: int) -> LerobotTwin:
-    """lerobot's side; its random weights are written where there are none yet, and read where there are."""
-    tensors = {
-        key: {name: torch.from_numpy(value) for name, value in values.items()}
-        for key, values in quantiles_of(directory).items()
-    }
+    """lerobot's side; a checkpoint is written where there is none yet, and its weights are read where there is."""
     weights = directory / "model.safetensors"
     made = LerobotTwin(
-        sizes(vocab_size), directory / "text", directory / "actions", chunk=(HORIZON, DIMS), statistics=tensors,
+        sizes(vocab_size), directory / "text", directory / "actions", chunk=(HORIZON, DIMS),
+        quantiles=dict(zip(("q01", "q99"), np.load(directory / "quantiles.npy"), strict=True)),
         weights=weights if weights.exists() else None,
     )  # fmt: skip
     if not weights.exists():
-        made.save_weights(weights)
+        made.save(directory)
     return made
 
 
 def check(theirs: LerobotTwin, ours: Ours, case: Case, batch: dict[str, Any]) -> None:
     """End the run where the two sides do not compute the same: the loss, greedy ids, the ids of a batch."""
     with torch.no_grad():
-        losses = float(theirs.loss(*case.whole())), float(ours.loss(case.images, ours.pack(case)))
+        losses = float(theirs.loss(*case.whole())), float(ours.loss(ours.pack(case)))
     if abs(losses[0] - losses[1]) > 1e-5 * losses[0]:
         sys.exit(f"losses differ: lerobot {losses[0]}, ours {losses[1]}")
     ids = theirs.generate(*case.prefix(), steps=8)
-    found = ours.generate(case, 8, free=True, like_lerobot=True).ids
+    found = ours.generate(ours.pack(case, targets=False, like_lerobot=True), 8, free=True).ids
     if not torch.equal(ids, found):
         sys.exit(f"greedy ids differ:\n{ids}\n{found}")
-    a, b = theirs.preprocess(batch), ours.preprocess(batch)
-    ids = torch.cat((a["observation.language.tokens"], a["action.tokens"]), dim=1)
-    valid = torch.cat((a["observation.language.attention_mask"], a["action.token_mask"]), dim=1)
-    if not torch.equal(ids[valid], b["ids"][b["valid"]]):
+    whole, (ids, valid, *_) = theirs.preprocess(batch), ours.preprocess(batch)
+    theirs_ids = torch.cat((whole["observation.language.tokens"], whole["action.tokens"]), dim=1)
+    theirs_valid = torch.cat((whole["observation.language.attention_mask"], whole["action.token_mask"]), dim=1)
+    if not torch.equal(theirs_ids[theirs_valid], ids[valid]):
         sys.exit("the ids of a batch differ")
 
 
@@ -379,32 +338,34 @@ def backward(loss: Callable[[], torch.Tensor], model: torch.nn.Module) -> Callab
     return run
 
 
-def compare_generation(theirs: LerobotTwin, ours: Ours, case: Case, budget: int, repeats: int, goals: Goals) -> None:
+def compare_generation(theirs: LerobotTwin, ours: Ours, case: Case, repeats: int, goals: Goals) -> None:
     """Prefill, step and chunk."""
-    found = ours.generate(case, budget)
-    steps = found.steps
+    prepared = ours.pack(case, targets=False)
+    steps = ours.generate(prepared).steps
     ids = theirs.generate(*case.prefix(), steps=steps)
-    times = medians(
+    prefill, whole, decoding, our_prefill, our_chunk = medians(
         repeats,
-        lambda: theirs.generate(*case.prefix(), steps=1), lambda: ours.prefill(case, budget),
-        lambda: theirs.generate(*case.prefix(), steps=steps), lambda: ours.generate(case, budget),
-        lambda: theirs.decode(ids), lambda: ours.decode(found),
-    )  # fmt: skip
-    row("prefill", *times[:2], "s")
-    row(f"step, mean of {steps}", (times[2] - times[0]) / steps, (times[3] - times[1]) / steps, "s", goals.step)
-    row(f"chunk of {steps} tokens", times[2] + times[4], times[3] + times[5], "s", goals.chunk)
+        lambda: theirs.generate(*case.prefix(), steps=1),
+        lambda: theirs.generate(*case.prefix(), steps=steps),
+        lambda: theirs.decode(ids),
+        lambda: ours.prefill(prepared),
+        lambda: ours.policy.predict_action_chunk(prepared),
+    )
+    row("prefill", prefill, our_prefill, "s")
+    row(f"step, mean of {steps}", (whole - prefill) / (steps - 1), (our_chunk - our_prefill) / steps, "s", goals.step)
+    row(f"chunk of {steps} tokens", whole + decoding, our_chunk, "s", goals.chunk)
 
 
 def compare_loss(theirs: LerobotTwin, ours: Ours, case: Case, repeats: int, goals: Goals) -> None:
     """Forward and backward."""
-    batch = ours.pack(case)
+    prepared = ours.pack(case)
     times = medians(
         repeats,
         backward(lambda: theirs.loss(*case.whole()), theirs.policy),
-        backward(lambda: ours.loss(case.images, batch), ours.model),
+        backward(lambda: ours.loss(prepared), ours.policy),
     )
     theirs.policy.zero_grad(set_to_none=True)
-    ours.model.zero_grad(set_to_none=True)
+    ours.policy.zero_grad(set_to_none=True)
     row("loss, forward and backward", *times, "s", goals.loss)
 
 
@@ -422,31 +383,28 @@ def measure_memory(side: str, directory: Path, vocab_size: int, filling: int) ->
         theirs = twin(directory, vocab_size)
         run = backward(lambda: theirs.loss(*case.whole()), theirs.policy)
     else:
-        ours = Ours(directory, vocab_size)
-        batch = ours.pack(case)
-        run = backward(lambda: ours.loss(case.images, batch), ours.model)
+        ours = Ours(directory, vocab_size, TARGET_LENGTH)
+        prepared = ours.pack(case)
+        run = backward(lambda: ours.loss(prepared), ours.policy)
     print(json.dumps(peak_of(run)))
 
 
-def itself(ours: Ours, case: Case, budget: int, repeats: int) -> None:
+def itself(ours: Ours, case: Case, repeats: int) -> None:
     """Our side alone: constrained, cached and compiled against what they replace, for the same number of tokens."""
-    steps = ours.generate(case, budget).steps
-    free, uncached, constrained = medians(
-        repeats,
-        lambda: ours.generate(case, steps, free=True), lambda: ours.generate(case, budget, cached=False),
-        lambda: ours.generate(case, budget),
-    )  # fmt: skip
-    row(f"{steps} tokens: free, constrained", free, constrained, "s")
-    row(f"{steps} tokens: uncached, cached", uncached, constrained, "s")
-    batch = ours.pack(case)
-    run = backward(lambda: ours.loss(case.images, batch), ours.model)
-    eager_loss = medians(repeats, run)[0]
-    parts = ours.model._hidden_states, ours.model._prefill, ours.model._step
-    ours.model.compile()
-    compiled, compiled_loss = medians(repeats, lambda: ours.generate(case, budget), run)
-    ours.model._hidden_states, ours.model._prefill, ours.model._step = parts
-    row(f"{steps} tokens: eager, compiled", constrained, compiled, "s")
-    row("loss: eager, compiled", eager_loss, compiled_loss, "s")
+    prepared, trained = ours.pack(case, targets=False), ours.pack(case)
+    steps = ours.generate(prepared).steps
+    run = backward(lambda: ours.loss(trained), ours.policy)
+    free, plain, loss = medians(
+        repeats, lambda: ours.generate(prepared, steps, free=True), lambda: ours.generate(prepared), run
+    )
+    uncached = medians(1, lambda: ours.generate(prepared, cached=False))[0]
+    ours.policy.model.compile()
+    compiled, compiled_loss = medians(repeats, lambda: ours.generate(prepared), run)
+    print(f"  {'ours against itself, ' + str(steps) + ' tokens':44} {'first':>9} {'second':>9}")
+    row("free, constrained", free, plain, "s")
+    row("uncached, cached", uncached, plain, "s")
+    row("eager, compiled", plain, compiled, "s")
+    row("loss eager, compiled", loss, compiled_loss, "s")
 
 
 # ------------------------------------------------------------------------------------------------------------ gemma_2b
@@ -495,7 +453,7 @@ def compare(directory: Path, vocab_size: int, filling: int, arguments: argparse.
     """All parts for one vocabulary and one filling."""
     text, target = FILLINGS[filling]
     prepare(directory, vocab_size, NOISES[filling])
-    theirs, ours = twin(directory, vocab_size), Ours(directory, vocab_size)
+    theirs, ours = twin(directory, vocab_size), Ours(directory, vocab_size, target)
     case, batch = Case.random(vocab_size, text, target), samples(32, NOISES[filling])
     check(theirs, ours, case, batch)
     goals = GOALS.get(vocab_size, Goals(None, None, None, None))
@@ -503,17 +461,16 @@ def compare(directory: Path, vocab_size: int, filling: int, arguments: argparse.
     print(f"vocabulary {vocab_size}; {text} of {TEXT_LENGTH} text, {target} of {TARGET_LENGTH} target positions valid")
     print(f"  {'':44} {'lerobot':>9} {'ours':>9}")
     if "generation" in arguments.parts:
-        compare_generation(theirs, ours, case, target, repeats, goals)
+        compare_generation(theirs, ours, case, repeats, goals)
     if "loss" in arguments.parts:
         compare_loss(theirs, ours, case, repeats, goals)
     if "memory" in arguments.parts:
         compare_memory(directory, vocab_size, filling, goals)
     if "preprocessing" in arguments.parts:
-        times = medians(5 * repeats, lambda: theirs.preprocess(batch), lambda: ours.preprocess(batch))
+        times = medians(repeats, lambda: theirs.preprocess(batch), lambda: ours.preprocess(batch), calls=10)
         row("preprocessing of 32 samples", *times, "s", 20)
     if "itself" in arguments.parts:
-        print(f"  {'ours against itself':44} {'first':>9} {'second':>9}")
-        itself(ours, case, target, repeats)
+        itself(ours, case, repeats)
 
 
 def main() -> None:
