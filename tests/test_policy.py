@@ -99,8 +99,11 @@ def test_the_loss_of_lerobots_checkpoints(golden: Golden) -> None:
 # --- the loss ---------------------------------------------------------------------------------------------------------
 
 
-def slow_sequence(policy: PI0FastPolicy, batch: dict[str, Any], row: int) -> tuple[Any, int, list[int]]:
-    """Logits [S, V] of one row run alone, the column that predicts the first target, the targets. Nothing is shared."""
+def slow_sequence(policy: PI0FastPolicy, batch: dict[str, Any], row: int, gap: int = 0) -> tuple[Any, int, list[int]]:
+    """Logits [S, V] of one row run alone, the column that predicts the first target, the targets. Nothing is shared.
+
+    `gap`: positions between the images and the text.
+    """
     model, prompt = policy.model, policy.preparation.prompt
     processors, tokenizer = policy.preparation.processors, action_tokenizer()
     openpi = policy.config.prompt_format == "openpi"
@@ -111,7 +114,8 @@ def slow_sequence(policy: PI0FastPolicy, batch: dict[str, Any], row: int) -> tup
     target = [*begin, *text_tokenizer().encode("Action: ")]
     target += [1024 - 1 - 128 - i for i in tokenizer.encode(actions[None])[0]]
     target += [*text_tokenizer().encode("|"), 1]
-    images = [model.encode_images(batch[key][row : row + 1] * 2 - 1)[0] for key in policy.config.image_keys]
+    keys = [key for key in policy.config.image_keys if key in batch]
+    images = [model.encode_images(batch[key][row : row + 1] * 2 - 1)[0] for key in keys]
     sequence = torch.cat((*images, model.embed(torch.tensor([*text, *target]))))
     seen_by_all = sum(map(len, images)) + len(text)
     size = len(sequence)
@@ -119,7 +123,9 @@ def slow_sequence(policy: PI0FastPolicy, batch: dict[str, Any], row: int) -> tup
     for query in range(size):
         for key in range(size):
             mask[query, key] = key < seen_by_all or key <= query
-    hidden = model.hidden_states(sequence[None], mask[None, None], torch.arange(size)[None])
+    positions = torch.arange(size)
+    positions[sum(map(len, images)) :] += gap
+    hidden = model.hidden_states(sequence[None], mask[None, None], positions[None])
     return model.logits(hidden)[0], seen_by_all + len(begin) - 1, target[len(begin) :]
 
 
@@ -149,6 +155,26 @@ def test_the_loss_and_its_gradients_equal_the_slow_twin(prompt_format: str, came
     for name, parameter in policy.named_parameters():
         if name in wanted:
             torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gap"), [({}, 0), ({"attend_missing_cameras": True}, 0), ({"count_padding_in_positions": True}, 4)]
+)
+def test_the_loss_without_a_camera_equals_the_slow_twin(changes: dict[str, Any], gap: int) -> None:
+    """Left out; attended to as a black image; or unseen, its four vectors taking positions."""
+    policy, batch = new_policy(2, cameras=2, **changes), batch_of(2, cameras=2)
+    del batch[WRIST]
+    twins = {**batch, WRIST: torch.zeros_like(batch[TOP])} if "attend_missing_cameras" in changes else batch
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row in range(2):
+            logits, start, targets = slow_sequence(policy, twins, row, gap)
+            predicted = logits[start : start + len(targets)]
+            total += torch.nn.functional.cross_entropy(predicted, torch.tensor(targets), reduction="sum").item()
+            count += len(targets)
+        loss, output = policy(batch)
+    assert loss.item() == pytest.approx(total / count, rel=1e-5)
+    assert output[f"missing {WRIST}"] == 2
 
 
 def test_padded_rows_change_neither_loss_nor_gradients() -> None:

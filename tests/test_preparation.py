@@ -210,6 +210,7 @@ def test_workers_get_the_same() -> None:
     assert again.counts == first.counts
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # torch's way of starting workers
 def test_a_data_loader_with_workers() -> None:
     made, batch = preparation(), batch_of(4)
     items = [{key: value[row] for key, value in batch.items()} for row in range(4)]

@@ -98,9 +98,10 @@ class PI0FastPolicy(nn.Module):
         model: the weights; its `device` is the policy's.
         preparation: what happens around the model; for use in a data loader's workers.
         counts: of everything that was changed or left out, by name, since the policy was made: ``rows``,
-            ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>``, ``malformed``
-            (rows that held no chunk), and in training ``over_budget``, ``clipped_values``,
-            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged.
+            ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>`` (rows; not of
+            those that the configuration declares empty), ``malformed`` (rows that held no chunk), and in training
+            ``over_budget`` (rows), ``clipped_values``, ``saturated_coefficients``, ``padded_rows``. The first of each
+            kind is also logged.
     """
 
     def __init__(
