@@ -52,8 +52,12 @@ class Meter:
         self.counts.clear()
         self.restart_clock()
 
+    def pause(self, seconds: float) -> None:
+        """Leave out time that was spent on something else than training."""
+        self._begun += seconds
+
     def restart_clock(self) -> None:
-        """Leave the time since the last step out: it was spent on something else than training."""
+        """Measure time from now on."""
         self._steps_timed = self._frames_timed = 0
         self._ids_timed = 0
         self._waited = 0.0

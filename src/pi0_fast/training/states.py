@@ -32,7 +32,7 @@ from torch import Tensor
 from pi0_fast.model.weights import write_tensors
 from pi0_fast.policy_config import read_json_object, write_json
 from pi0_fast.swap import TEMPORARY, check_place, finish_interrupted_swap, install_directory, temporary_sibling
-from pi0_fast.train_config import CHECKPOINTS, LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TRAINING_STATE
+from pi0_fast.train_config import CHECKPOINTS, LAST, PRETRAINED_MODEL, TRAINING_STATE
 from pi0_fast.types import PolicyError
 
 STEP_FILE, OPTIMIZER_FILE = "training_step.json", "optimizer_state.safetensors"
@@ -117,7 +117,6 @@ class Checkpoints:
         self,
         step: int,
         write_model: Callable[[Path], None],
-        train_config: Mapping[str, Any],
         progress: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
     ) -> Path:
@@ -125,8 +124,7 @@ class Checkpoints:
 
         Args:
             step: updates that were done.
-            write_model: called with the empty directory that the policy's files go to.
-            train_config: content of train_config.json.
+            write_model: called with the empty directory pretrained_model.
             progress: what `SavedState.progress` will hold.
             tensors: as in `SavedState`.
 
@@ -144,7 +142,6 @@ class Checkpoints:
             model.mkdir()
             state.mkdir()
             write_model(model)
-            write_json(model / TRAIN_CONFIG_FILE, train_config, indent=4)
             write_tensors(state / OPTIMIZER_FILE, tensors, {})
             write_json(state / STEP_FILE, {**_FORMAT, "step": step, **progress}, indent=2)
             install_directory(temporary, target)

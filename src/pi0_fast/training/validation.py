@@ -1,0 +1,148 @@
+"""What a policy has learned, measured on frames: loss, token accuracy, and the error of the chunks it generates.
+
+The error is compared with the one that the action tokenizer makes by itself on the same chunks, which no policy of
+these tokens can fall below for long. Only frames with a whole chunk ahead are measured. Left out: success on a robot
+or in a simulator, and when to measure (loop.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pi0_fast.policy import PI0FastPolicy
+from pi0_fast.preparation import PADDING_KEY, Preparation, Prepared
+from pi0_fast.training.frames import FrameDataset
+from pi0_fast.types import PolicyError
+
+Indices = npt.NDArray[np.int64]
+
+
+def loss_units(prepared: Prepared, prompt_format: str) -> int:
+    """Of how many things the loss of a batch is the mean: target ids, or rows in openpi's format; 0 without loss.
+
+    Losses of several batches, weighted with this, add up to the loss of one large batch.
+    """
+    counted = prepared.prompt.label & (prepared.prompt.weight > 0)
+    return int(counted.any(axis=1).sum() if prompt_format == "openpi" else counted.sum())
+
+
+def spread(count: int, most: int) -> Indices:
+    """`most` of the numbers below `count` (0: all), evenly spread: int64, ascending."""
+    chosen = count if most == 0 else min(count, most)
+    return (np.arange(chosen) * count) // max(chosen, 1)
+
+
+@torch.no_grad()
+def measure(
+    policy: PI0FastPolicy,
+    frames: FrameDataset,
+    *,
+    most: int,
+    batch_size: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any] | None:
+    """Measure a policy on frames that are evenly spread over a dataset.
+
+    Args:
+        policy: in any mode; is in evaluation mode meanwhile.
+        frames: without random transforms.
+        most: frames to measure; 0 for all.
+        batch_size: frames at a time.
+        stop: asked between batches; True ends it.
+
+    Returns:
+        None where it was stopped. Else ``frames``; ``loss``, the mean cross entropy as in training; ``token_accuracy``,
+        the share of action tokens that are the likeliest when those before them are given; ``action_l1``, the mean
+        absolute error of greedily generated chunks in the data's units, and ``action_l1_by_dimension``;
+        ``tokenizer_l1``, the same of the tokenizer's own round trip; ``malformed``, the share of rows that held no
+        chunk.
+
+    Raises:
+        PolicyError: no frame has a whole chunk ahead, or what `PI0FastPolicy.forward` raises.
+    """
+    was_training = policy.training
+    policy.eval()
+    sums = _Sums()
+    try:
+        indices = spread(len(frames), most)
+        for start in range(0, len(indices), batch_size):
+            if stop():
+                return None
+            batch = _whole(frames.batch(indices[start : start + batch_size]))
+            if batch is not None:
+                sums.add(policy, batch)
+    finally:
+        policy.train(was_training)
+    return sums.means()
+
+
+def _whole(batch: dict[str, Any]) -> dict[str, Any] | None:
+    """The rows without padded steps."""
+    kept = np.flatnonzero(~batch[PADDING_KEY].any(axis=1))
+    if len(kept) == 0:
+        return None
+    return {
+        key: [values[row] for row in kept.tolist()] if isinstance(values, list) else values[kept]
+        for key, values in batch.items()
+    }
+
+
+class _Sums:
+    """Of everything that `measure` reports, over batches."""
+
+    def __init__(self) -> None:
+        self.rows = self.units = self.actions = self.hits = self.malformed = 0
+        self.loss = 0.0
+        self.generated: Any = 0.0
+        self.own: Any = 0.0
+        self.steps = 0
+
+    def add(self, policy: PI0FastPolicy, batch: dict[str, Any]) -> None:
+        preparation = policy.preparation
+        prepared = preparation.training(batch, policy.model.device)
+        scores = policy.score(prepared)
+        units = loss_units(prepared, policy.config.prompt_format)
+        self.loss -= float((scores.log_probabilities.double() * scores.weights).sum()) * units
+        self.units += units
+        self.actions += int(scores.is_action.sum())
+        self.hits += int((scores.hits & scores.is_action).sum())
+        wanted = np.asarray(preparation.processors.rename(batch)["action"], np.float64)
+        chunks, info = policy.predict_action_chunk(batch, temperature=0.0, return_info=True)
+        self.malformed += int((~info.valid).sum())
+        self.generated += np.abs(chunks.numpy() - wanted).sum(axis=(0, 1))
+        self.own += np.abs(round_trip(preparation, prepared) - wanted).sum(axis=(0, 1))
+        self.rows += len(wanted)
+        self.steps += wanted.shape[0] * wanted.shape[1]
+
+    def means(self) -> dict[str, Any]:
+        if self.rows == 0:
+            raise PolicyError("no frame to measure on has a whole chunk ahead: choose a smaller chunk_size")
+        by_dimension = self.generated / self.steps
+        return {
+            "frames": self.rows,
+            "loss": self.loss / self.units if self.units else math.nan,
+            "token_accuracy": self.hits / max(self.actions, 1),
+            "action_l1": float(by_dimension.mean()),
+            "tokenizer_l1": float((self.own / self.steps).mean()),
+            "action_l1_by_dimension": by_dimension.tolist(),
+            "malformed": self.malformed / self.rows,
+        }
+
+
+def round_trip(preparation: Preparation, prepared: Prepared) -> npt.NDArray[np.float32]:
+    """What the action tokens of a batch prepared for training decode to: float32 [B, H, D], in the data's units."""
+    prompt = prepared.prompt
+    lengths = prompt.label.sum(axis=1)
+    targets = np.zeros((len(lengths), int(lengths.max())), np.int64)
+    targets[np.arange(targets.shape[1]) < lengths[:, None]] = prompt.ids[prompt.label]
+    rows = preparation.prompt.parse(targets, lengths)
+    ids = np.full((len(rows), max(len(row.ids) for row in rows)), -1)
+    for kept, row in zip(ids, rows, strict=True):
+        kept[: len(row.ids)] = row.ids
+    return preparation.actions((ids, np.array([len(row.ids) for row in rows])), prepared.states)[0]
