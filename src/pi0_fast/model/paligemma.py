@@ -55,8 +55,8 @@ class PaliGemma(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         # Rounded to the dtype, as it was when the checkpoints were trained.
         self._embedding_scale = torch.tensor(text.hidden_size**0.5, dtype=dtype, device="cpu").item()
-        self._hidden_states: Callable[..., Tensor] = self._whole
-        self._prefill: Callable[..., Tensor] = self._filling
+        self._compiled_hidden_states: Callable[..., Tensor] | None = None
+        self._compiled_prefill: Callable[..., Tensor] | None = None
         self._compiled_step: Callable[..., Tensor] | None = None
 
     @property
@@ -106,7 +106,7 @@ class PaliGemma(nn.Module):
         Returns:
             [B, S or K, width] after the final norm, ready for the head.
         """
-        return self._hidden_states(embeddings, mask, positions, wanted)
+        return (self._compiled_hidden_states or self._whole)(embeddings, mask, positions, wanted)
 
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Room for `capacity` columns of `batch` rows: 2 * layers * B * capacity * kv heads * head_dim numbers."""
@@ -138,7 +138,7 @@ class PaliGemma(nn.Module):
             raise PolicyError(
                 f"a cache of {cache.batch} rows and {cache.capacity} columns cannot hold {batch} rows of {length}"
             )
-        return self._prefill(embeddings, mask, positions, cache, wanted)
+        return (self._compiled_prefill or self._filling)(embeddings, mask, positions, cache, wanted)
 
     def step(self, ids: Tensor, mask: Tensor, positions: Tensor, column: int | Tensor, cache: KeyValueCache) -> Tensor:
         """Feed one token of every row.
@@ -171,10 +171,14 @@ class PaliGemma(nn.Module):
     def compile(self, mode: str = "default") -> None:
         """Replace `hidden_states`, `prefill` and `step` by compiled versions, from now on.
 
-        Sequence lengths are dynamic: another length does not compile again. mode: as in torch.compile.
+        Sequence lengths are dynamic: from the second on, another length does not compile again.
+
+        Args:
+            mode: as in torch.compile.
         """
-        self._hidden_states = torch.compile(self._whole, mode=mode, dynamic=True)
-        self._prefill = torch.compile(self._filling, mode=mode, dynamic=True)
+        # Dynamic from the first length on (dynamic=True) breaks torch 2.13's compiler where layers are checkpointed.
+        self._compiled_hidden_states = torch.compile(self._whole, mode=mode)
+        self._compiled_prefill = torch.compile(self._filling, mode=mode, dynamic=True)
         self._compiled_step = torch.compile(self.decoder.step, mode=mode)
 
     @property
