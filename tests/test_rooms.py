@@ -66,8 +66,8 @@ ACTIONS += [
 ]
 # Inside model/, from top to bottom; torch begins here.
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
-TRAINING = ["frames", "transforms", "sampler", "loader", "setup", "audit", "optimizer", "metrics", "validation"]
-TRAINING += ["states", "loop"]
+TRAINING = ["frames", "transforms", "sampler", "loader", "states", "features", "lora", "setup", "audit"]
+TRAINING += ["optimizer", "metrics", "validation", "loop"]
 INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
 
 
