@@ -176,7 +176,7 @@ def parquet_errors(path: Path) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DatasetError(f"{path} is missing; fetch the dataset again") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        if _is_lfs_pointer(path):
+        if is_lfs_pointer(path):
             raise DatasetError(f"{path} is a Git LFS pointer, not the file itself; run `git lfs pull`") from error
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise DatasetError(f"{path} cannot be read as parquet, it is truncated or damaged: {reason}") from error
@@ -405,7 +405,8 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, entry
 
 
-def _is_lfs_pointer(path: Path) -> bool:
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether a file is what git leaves of a large file that was not fetched."""
     mark = b"version https://git-lfs"
     try:
         with path.open("rb") as file:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pi0_fast.data.metadata import is_lfs_pointer
 from pi0_fast.types import DatasetError
 
 Image = npt.NDArray[np.uint8]
@@ -128,6 +129,9 @@ class _Video:
             self._container.close()
             raise
         self._reformatter = VideoReformatter()
+        # Newer versions take a number of threads, and all there are when it is not given.
+        known = VideoReformatter.reformat.__doc__ or ""
+        self._one_thread: dict[str, Any] = {"threads": 1} if ":param int threads" in known else {}
         self._frames: Iterator[Any] = iter(())
         self._last: Any = None  # frame decoded last, None before the first seek
         self._reach = 0.0  # seconds; the longest way from a key frame to what was asked for
@@ -144,7 +148,7 @@ class _Video:
             raise _Fault(f"the nearest frame is at {frame.time:.4f} s, further away than half a frame")
         if frame.is_corrupt:
             raise _Fault("the frame is damaged")
-        return np.asarray(self._reformatter.reformat(frame, format="rgb24").to_ndarray(), np.uint8)
+        return np.asarray(self._reformatter.reformat(frame, format="rgb24", **self._one_thread).to_ndarray(), np.uint8)
 
     def _nearest(self, time: float, frame_s: float) -> Any:
         """The decoded frame nearest to a time, or None."""
@@ -201,6 +205,8 @@ def _errors(path: Path, episode: int, time: float | None) -> Iterator[None]:
     except _Fault as error:
         raise DatasetError(f"{where} cannot be decoded: {error}") from error
     except _ERRORS as error:
+        if is_lfs_pointer(path):
+            raise DatasetError(f"{where} is a Git LFS pointer, not the file itself; run `git lfs pull`") from error
         raise DatasetError(
             f"{where} cannot be decoded ({error}); it is damaged or no video: fetch it again, or leave the episode out"
         ) from error

@@ -1,6 +1,6 @@
 """Writing a LeRobot v3.0 dataset: frames, episodes, tasks and exact statistics, which LeRobot 0.6.1 opens.
 
-Columns of numbers only; images and video are left out, and so is appending to a dataset that is finished.
+Columns of numbers here, cameras in `camera_writing.py`. Appending to a dataset that is finished is left out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pi0_fast.data.camera_writing import VIDEO_PATH, CameraWriter, camera_feature
 from pi0_fast.data.columns import float_rows, integer_values
+from pi0_fast.data.image_statistics import ImageStatistics
+from pi0_fast.data.images import image_type
 from pi0_fast.data.locate import INFO_FILE
 from pi0_fast.data.metadata import IMAGE_DTYPES, flat_names
+from pi0_fast.data.video_encoding import CODECS
 from pi0_fast.swap import install_directory, temporary_sibling
 from pi0_fast.types import DatasetError, Feature
 
 FILES_PER_CHUNK = 1000
 _DATA_PATH = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
+_IMAGES_PER_GROUP = 32  # rows of a row group with images: reading one image reads its group
 _EPISODES_PATH = "meta/episodes/chunk-000/file-000.parquet"
 _QUANTILES = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 _DTYPES = {"float32": np.float32, "float64": np.float64, "int64": np.int64}
@@ -61,6 +66,7 @@ class LeRobotWriter:
         robot_type: str | None = None,
         overwrite: bool = False,
         data_file_size_mb: int = 100,
+        video_codec: str = "av1",
     ) -> None:
         """Check the declarations and make the temporary directory.
 
@@ -68,11 +74,12 @@ class LeRobotWriter:
             root: directory of the dataset; its parents are made when absent.
             fps: frames per second; timestamps are frame_index / fps.
             features: column name -> Feature, or a mapping with `dtype` (float32, float64, int64), `shape`
-                ([D]) and optionally `names`. timestamp, frame_index, episode_index, index and task_index are
-                added.
+                ([D]) and optionally `names`; for a camera dtype `video` or `image` and the shape
+                [height, width, 3]. timestamp, frame_index, episode_index, index and task_index are added.
             robot_type: written to info.json.
             overwrite: replace an existing directory, at `close`; otherwise one that is there is an error.
             data_file_size_mb: a data file is not made larger than this, unless one episode is.
+            video_codec: ``"av1"`` or ``"h264"``.
 
         Raises:
             DatasetError: `root` is there already, or a declaration cannot be written.
@@ -82,16 +89,20 @@ class LeRobotWriter:
             raise DatasetError(f"fps is {fps!r}, which is no positive number")
         if data_file_size_mb <= 0:
             raise DatasetError(f"data_file_size_mb is {data_file_size_mb!r}, which is no positive number")
+        if video_codec not in CODECS:
+            raise DatasetError(f"video_codec is {video_codec!r}; known: {', '.join(CODECS)}")
         self.fps = fps
         self.robot_type = robot_type
         self.features = {key: _feature(key, declared) for key, declared in features.items()}
-        if not self.features:
-            raise DatasetError("a dataset needs at least one feature")
+        self._numbers = {key: f for key, f in self.features.items() if f.dtype not in IMAGE_DTYPES}
+        if not self._numbers:
+            raise DatasetError("a dataset needs at least one feature of numbers")
         self._refuse_existing(overwrite)
         self._overwrite = overwrite
         self._size_mb = data_file_size_mb
         self._all = {**self.features, **_FRAME_COLUMNS}
-        self._schema = pa.schema([(key, _arrow_type(feature)) for key, feature in self._all.items()])
+        columns = {key: feature for key, feature in self._all.items() if feature.dtype != "video"}
+        self._schema = pa.schema([(key, _arrow_type(feature)) for key, feature in columns.items()])
         self._tasks: dict[str, int] = {}
         self._episodes: list[dict[str, Any]] = []
         self._total_frames = 0
@@ -104,6 +115,11 @@ class LeRobotWriter:
             self._directory = temporary_sibling(self.root)
         except OSError as error:
             raise DatasetError(f"no directory can be made beside {self.root}: {error}") from error
+        self._cameras = {
+            key: CameraWriter(feature, self._directory, fps, video_codec)
+            for key, feature in self.features.items()
+            if feature.dtype in IMAGE_DTYPES
+        }
 
     def __enter__(self) -> LeRobotWriter:
         return self
@@ -116,11 +132,13 @@ class LeRobotWriter:
         elif self._open:
             self.close()
 
-    def add_episode(self, columns: Mapping[str, np.ndarray], *, task: str) -> int:
+    def add_episode(self, columns: Mapping[str, Any], *, task: str) -> int:
         """Append one episode and return its index (0, 1, 2, ...).
 
         Args:
-            columns: an array [T, D] for each declared feature ([T] will do when D = 1), all of one T >= 1.
+            columns: an array [T, D] for each declared feature ([T] will do when D = 1), all of one T >= 1. For a
+                camera T images uint8 [height, width, 3], in an array or from any iterable; for one of dtype `video`
+                also the path of a video file, which is copied as it is.
             task: what the robot was told to do.
 
         Raises:
@@ -132,6 +150,7 @@ class LeRobotWriter:
             raise DatasetError(f"episode {len(self._episodes)} has no task text: {task!r}")
         values = self._checked(columns)
         index, length = len(self._episodes), len(next(iter(values.values())))
+        written = self._write_pictures(columns, index, length)
         frames = np.arange(length, dtype=np.int64)
         task_index = self._tasks.setdefault(task, len(self._tasks))
         values["timestamp"] = (frames / self.fps).astype(np.float32)[:, None]
@@ -139,7 +158,11 @@ class LeRobotWriter:
         values["episode_index"] = np.full((length, 1), index, dtype=np.int64)
         values["index"] = self._total_frames + frames[:, None]
         values["task_index"] = np.full((length, 1), task_index, dtype=np.int64)
-        arrays = [_arrow_array(values[key], self._schema.field(key).type) for key in self._schema.names]
+        pictures = {key: array for key, (_, _, array) in written.items()}
+        arrays = [
+            pictures[key] if key in pictures else _arrow_array(values[key], self._schema.field(key).type)
+            for key in self._schema.names
+        ]
         try:
             self._write(pa.table(arrays, schema=self._schema))
         except OSError as error:
@@ -148,9 +171,31 @@ class LeRobotWriter:
         except BaseException:  # an interrupt in the middle of a write leaves a file that cannot be continued
             self.abort()
             raise
-        self._episodes.append(self._episode_row(index, task, values))
+        row = self._episode_row(index, task, values)
+        for key, (place, counted, _) in written.items():
+            self._cameras[key].statistics.merge(counted)
+            row.update(place)
+            row.update({f"stats/{key}/{name}": value for name, value in counted.to_lerobot().items()})
+        self._episodes.append(row)
         self._total_frames += length
         return index
+
+    def _write_pictures(
+        self, columns: Mapping[str, Any], index: int, length: int
+    ) -> dict[str, tuple[dict[str, Any], ImageStatistics, Any]]:
+        """What `CameraWriter.write` returns, for each camera; nothing stays of an episode that fails."""
+        written = {}
+        try:
+            for key, camera in self._cameras.items():
+                written[key] = camera.write(columns[key], index, length, f"episode {index}, camera {key!r}")
+        except OSError as error:
+            self.abort()
+            raise DatasetError(f"episode {index} of {self.root} cannot be written: {error}") from error
+        except BaseException:
+            for camera in self._cameras.values():
+                camera.discard(index)
+            raise
+        return written
 
     def _episode_row(self, index: int, task: str, values: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """The row of `meta/episodes` for the episode that was written last."""
@@ -165,8 +210,8 @@ class LeRobotWriter:
             "dataset_from_index": self._total_frames,
             "dataset_to_index": self._total_frames + length,
         }
-        for key in self._all:
-            row.update({f"stats/{key}/{name}": value for name, value in exact_statistics(values[key]).items()})
+        for key, column in values.items():
+            row.update({f"stats/{key}/{name}": value for name, value in exact_statistics(column).items()})
         row.update({"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0})
         return row
 
@@ -219,7 +264,7 @@ class LeRobotWriter:
             raise DatasetError(f"{where} lacks column {missing[0]!r}; declared: {', '.join(self.features)}")
         if unknown := [key for key in columns if key not in self.features]:
             raise DatasetError(f"{where} has the column {unknown[0]!r}; declared: {', '.join(self.features)}")
-        values = {key: _checked_column(columns[key], feature, where) for key, feature in self.features.items()}
+        values = {key: _checked_column(columns[key], feature, where) for key, feature in self._numbers.items()}
         lengths = {key: len(value) for key, value in values.items()}
         if len(set(lengths.values())) > 1:
             raise DatasetError(f"{where} has columns of different lengths: {lengths}")
@@ -242,7 +287,8 @@ class LeRobotWriter:
             self._sink = path.open("wb")
             self._parquet = pq.ParquetWriter(self._sink, self._schema)
             self._file_frames = 0
-        self._parquet.write_table(table, row_group_size=table.num_rows)
+        with_images = any(camera.in_column for camera in self._cameras.values())
+        self._parquet.write_table(table, row_group_size=_IMAGES_PER_GROUP if with_images else table.num_rows)
         self._file_frames += table.num_rows
 
     def _close_file(self) -> None:
@@ -262,8 +308,11 @@ class LeRobotWriter:
         pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
         pq.write_table(_tasks_table(list(self._tasks)), meta / "tasks.parquet")
         _write_json(meta / "stats.json", {key: self._statistics(key) for key in self._all})
-        features = {}
+        features: dict[str, Any] = {}
         for key, feature in self._all.items():
+            if key in self._cameras:
+                features[key] = self._cameras[key].declaration()
+                continue
             names = None if feature.names is None else list(feature.names)
             features[key] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": names}
         info = {
@@ -278,13 +327,15 @@ class LeRobotWriter:
             "fps": int(self.fps) if float(self.fps).is_integer() else self.fps,
             "splits": {"train": f"0:{len(self._episodes)}"},
             "data_path": _DATA_PATH,
-            "video_path": None,
+            "video_path": VIDEO_PATH if any(not camera.in_column for camera in self._cameras.values()) else None,
             "features": features,
         }
         _write_json(meta / "info.json", info)
 
-    def _statistics(self, key: str) -> dict[str, list[float]]:
-        """Over all frames of the dataset, from the files just written."""
+    def _statistics(self, key: str) -> dict[str, Any]:
+        """Over all frames of the dataset, from the files just written; of a camera over the frames counted."""
+        if key in self._cameras:
+            return self._cameras[key].statistics.to_lerobot()
         feature, row = self._all[key], 0
         values = np.empty((self._total_frames, feature.shape[0]), dtype=_DTYPES[feature.dtype])
         for path in sorted((self._directory / "data").glob("*/*.parquet")):
@@ -327,9 +378,10 @@ def _feature(key: str, declared: Feature | Mapping[str, Any]) -> Feature:
         dtype, shape = declared.get("dtype", ""), tuple(declared.get("shape", ()))
         names = declared.get("names")
     if dtype in IMAGE_DTYPES:
-        raise DatasetError(f"column {key!r} is an image ({dtype}), which this writer does not write")
+        return camera_feature(key, dtype, tuple(shape))
     if dtype not in _DTYPES:
-        raise DatasetError(f"column {key!r} has the dtype {dtype!r}; known: {', '.join(_DTYPES)}")
+        known = ", ".join([*_DTYPES, *IMAGE_DTYPES])
+        raise DatasetError(f"column {key!r} has the dtype {dtype!r}; known: {known}")
     if len(shape) != 1 or not isinstance(shape[0], int) or shape[0] < 1:
         raise DatasetError(f"column {key!r} has the shape {shape}; a shape (D,) is expected")
     flat = flat_names(names, shape[0])
@@ -363,6 +415,8 @@ def _checked_column(values: Any, feature: Feature, where: str) -> np.ndarray:
 
 
 def _arrow_type(feature: Feature) -> Any:
+    if feature.dtype == "image":
+        return image_type()
     kind = pa.from_numpy_dtype(_DTYPES[feature.dtype])
     return kind if feature.shape == (1,) else pa.list_(kind, feature.shape[0])
 

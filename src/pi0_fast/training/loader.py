@@ -7,10 +7,12 @@ step only, never on the number of workers. What is not here: moving batches to a
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
 import traceback
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -63,19 +65,20 @@ class TrainBatches(Iterator[Prepared]):
     """
 
     def __init__(self, steps: _Steps, first: int, stop: int | None, num_workers: int, prefetch: int) -> None:
-        self.step, self.waited_s = first, 0.0
-        self._stop = _ENDLESS if stop is None else stop
         self._batches: Iterator[Prepared | _Failure] | None = None
+        self.step, self.waited_s = first, 0.0
         loader: DataLoader[Any] = DataLoader(
             steps,
             batch_size=None,  # a sample is a whole batch already
-            sampler=_Range(first, self._stop),
+            sampler=_Range(first, _ENDLESS if stop is None else stop),
             num_workers=num_workers,
             prefetch_factor=prefetch if num_workers else None,
             worker_init_fn=_begin_worker if num_workers else None,
         )
         with _quiet_tokenizers():
             self._batches = iter(loader)
+        # torch's own end of a process sends SIGTERM to workers that are left, which these ignore.
+        atexit.register(_close, weakref.ref(self))
 
     def __enter__(self) -> TrainBatches:
         return self
@@ -108,8 +111,21 @@ class TrainBatches(Iterator[Prepared]):
         """End the workers; there are no more batches then."""
         batches, self._batches = self._batches, None
         shut_down = getattr(batches, "_shutdown_workers", None)
-        if shut_down is not None:
-            shut_down()
+        if shut_down is None:
+            return
+        workers = list(batches._workers)  # type: ignore[union-attr]
+        shut_down()
+        for worker in workers:
+            if worker.is_alive():  # seconds after it was told to end
+                worker.kill()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _close(batches: weakref.ref[TrainBatches]) -> None:
+    if (alive := batches()) is not None:
+        alive.close()
 
 
 _ENDLESS = 2**62
@@ -160,8 +176,10 @@ class _Failure:
 
 
 def _begin_worker(_: int) -> None:
-    # An interrupt reaches all processes of a terminal: the loop saves and then ends its workers itself.
+    # A terminal's interrupt and a scheduler's SIGTERM reach all processes: the loop still needs its workers to come to
+    # a checkpoint, and then ends them. A worker whose loop is gone ends by itself (torch looks every few seconds).
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @contextmanager
