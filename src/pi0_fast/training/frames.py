@@ -156,6 +156,11 @@ class FrameDataset:
         batch.update({"index": index, "episode_index": episodes, "frame_index": frames})
         return batch
 
+    def observations(self, indices: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.float32]]:
+        """Tasks and states [B, Ds] of some samples, without their pictures."""
+        rows = self._starts[indices]
+        return [self._texts[number] for number in self._tasks[rows].tolist()], self._states[rows]
+
     def _pictures(self, key: str, rows: npt.NDArray[np.int64]) -> list[npt.NDArray[np.uint8]]:
         """The pictures of some rows; those of one episode are decoded together."""
         found: dict[int, npt.NDArray[np.uint8]] = {}
