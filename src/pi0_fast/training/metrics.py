@@ -15,7 +15,8 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -52,9 +53,14 @@ class Meter:
         self.counts.clear()
         self.restart_clock()
 
-    def pause(self, seconds: float) -> None:
-        """Leave out time that was spent on something else than training."""
-        self._begun += seconds
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the block, which is spent on something else than training."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._begun += time.perf_counter() - begun
 
     def restart_clock(self) -> None:
         """Measure time from now on."""
@@ -248,6 +254,7 @@ class Metrics:
         output_dir.mkdir(parents=True, exist_ok=True)
         self._path, self._picture = output_dir / METRICS_FILE, output_dir / PICTURE_FILE
         self._trackers = trackers
+        self._drawn = time.monotonic()
         lines = [line for line in read_metrics(output_dir) if line["step"] <= resumed_step]
         _replace(self._path, "".join(json.dumps(line) + "\n" for line in lines).encode())
 
@@ -259,8 +266,11 @@ class Metrics:
         for tracker in self._trackers:
             tracker.log(numbers, step)
 
-    def draw(self) -> None:
-        """Write the picture of all lines, where there are any."""
+    def draw(self, at_least_apart_s: float = 0.0) -> None:
+        """Write the picture of all lines, where there are any, and where the last one is that old."""
+        if time.monotonic() - self._drawn < at_least_apart_s:
+            return
+        self._drawn = time.monotonic()
         lines = read_metrics(self._path.parent)
         if lines:
             _replace(self._picture, curves(lines).png)

@@ -8,6 +8,7 @@ or in a simulator, and when to measure (loop.py).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,7 @@ def measure(
     Raises:
         PolicyError: no frame has a whole chunk ahead, or what `PI0FastPolicy.forward` raises.
     """
-    was_training = policy.training
+    was_training, counts = policy.training, Counter(policy.counts)
     policy.eval()
     sums = _Sums()
     try:
@@ -79,6 +80,8 @@ def measure(
                 sums.add(policy, batch)
     finally:
         policy.train(was_training)
+        policy.counts.clear()  # what was changed in these frames is no part of training
+        policy.counts.update(counts)
     return sums.means()
 
 

@@ -1,0 +1,382 @@
+"""`pi0-fast train`: from a configuration to checkpoints, and on from one of them as if nothing had happened.
+
+A step takes its batches, adds up their gradients, updates the weights. Everything random in it is a function of the
+seed and the step's number, so that a run that was killed and resumed has, on a CPU, the same weights to the last bit as
+one that was not. SIGTERM and SIGINT end the step, save and leave. Left out: several devices, and what its parts do:
+setup.py (data and policy), loader.py (batches), optimizer.py, validation.py, states.py (checkpoints), metrics.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import shlex
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from pi0_fast.display import progress, say, warn
+from pi0_fast.preparation import Prepared
+from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
+from pi0_fast.training.frames import FrameDataset
+from pi0_fast.training.loader import TrainBatches, train_batches
+from pi0_fast.training.metrics import Meter, Metrics, check_outputs, trackers
+from pi0_fast.training.optimizer import Optimizer
+from pi0_fast.training.sampler import BatchSampler
+from pi0_fast.training.setup import Run, set_up
+from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
+from pi0_fast.training.validation import loss_units, measure
+from pi0_fast.types import DatasetError, UsageError
+
+#: A picture takes a second.
+_SECONDS_BETWEEN_PICTURES = 60.0
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        output_dir: of the run.
+        step: updates that were done in all.
+        finished: False where a signal ended it before the last step.
+        checkpoint: the newest one, or None.
+        validation: the last measurement of this process (see `validation.measure`), or None.
+    """
+
+    output_dir: Path
+    step: int
+    finished: bool
+    checkpoint: Path | None
+    validation: dict[str, Any] | None
+
+
+def train(config: TrainConfig) -> TrainingResult:
+    """Train a policy as the configuration says; checkpoints, metrics and the report go to its ``output_dir``.
+
+    Raises:
+        UsageError, DatasetError, PolicyError, TokenizerError, HubError: what is wrong with what was asked for or found;
+            as far as possible before the first step.
+        OSError: something cannot be written; earlier checkpoints are as they were.
+    """
+    config = config.resolved()
+    _refuse_several_processes()
+    check_outputs(config)
+    return _Loop(set_up(config)).run()
+
+
+def _refuse_several_processes() -> None:
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if processes not in ("", "1"):
+        raise UsageError(
+            f"this was started as one of {processes} processes (WORLD_SIZE), but training uses one device: start it "
+            "once, without torchrun or accelerate, and use --gradient_accumulation_steps for larger batches"
+        )
+
+
+class _Loop:
+    """A run from its first step to its last, or to a signal."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._config, self._policy = run, run.config, run.policy
+        config, self._device = run.config, run.policy.model.device
+        self._accumulation = config.gradient_accumulation_steps
+        saved = self._saved()
+        self._start = 0 if saved is None else saved.step
+        fused = run.policy.config.optimizer_fused
+        if saved is not None:
+            fused = _saved_choice(saved, config.policy.optimizer_fused)
+        self._optimizer = Optimizer(
+            run.policy, run.policy.config, steps=config.steps, fused=fused, ema_decay=config.ema_decay
+        )
+        self._meter = Meter(self._device)
+        self._read_at = self._start
+        self._checkpoints = Checkpoints(config.output_path, total_steps=config.steps, keep_last=config.keep_last)
+        self._newest = None if saved is None else saved.directory
+        self._validation: dict[str, Any] | None = None
+        if saved is not None:
+            self._go_on_from(saved)
+        if config.save_checkpoint:
+            weights = sum(value.nbytes for value in run.policy.model.state_dict().values())
+            self._checkpoints.check(weights + self._optimizer.state_bytes())
+
+    # --- going on -----------------------------------------------------------------------------------------------
+
+    def _saved(self) -> SavedState | None:
+        if not self._config.resume:
+            return None
+        checkpoint = self._config.checkpoint or newest_checkpoint(self._config.output_path)
+        if checkpoint is None:
+            raise UsageError(f"--resume: {self._config.output_path} holds no complete checkpoint to go on from")
+        return read_state(checkpoint)
+
+    def _go_on_from(self, saved: SavedState) -> None:
+        where = str(saved.directory)
+        self._optimizer.load_state(saved.tensors, saved.progress["optimizer"], where)
+        self._meter.load_state(saved.progress["meter"])
+        self._policy.counts.update(saved.progress["counts"])
+        now = self._conditions()
+        changed = [
+            f"{name} was {before!r} and is {now[name]!r}"
+            for name, before in saved.progress["conditions"].items()
+            if now.get(name) != before
+        ]
+        say(f"resuming {where} at step {saved.step} of {self._config.steps}")
+        if changed:
+            warn(f"not the run that was interrupted, its results will differ: {'; '.join(changed)}")
+
+    def _conditions(self) -> dict[str, Any]:
+        """What the numbers of a step depend on, beyond weights and step."""
+        config = self._config
+        return {
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+            "gradient_accumulation_steps": self._accumulation,
+            "training frames": len(self._run.train_frames),
+            "learning rates": asdict(self._optimizer.schedule),
+            "device": self._device.type,
+            "dtype": self._policy.config.dtype,
+            "threads": torch.get_num_threads(),
+            "torch": torch.__version__,
+        }
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def run(self) -> TrainingResult:
+        config = self._config
+        if self._start >= config.steps:
+            say(f"the run has done all of its {config.steps} steps; raise --steps to go on")
+            return self._result(self._start)
+        content = config.to_json()
+        metrics = Metrics(config.output_path, trackers(config, content), resumed_step=self._start)
+        sampler = BatchSampler(
+            len(self._run.train_frames), config.batch_size, config.seed, self._start * self._accumulation
+        )
+        with ExitStack() as stack:
+            # Workers are begun first: what is done about signals here is not for them.
+            batches = stack.enter_context(
+                train_batches(
+                    self._run.train_frames,
+                    self._policy.preparation,
+                    sampler,
+                    config.num_workers,
+                    prefetch=config.prefetch_factor,
+                    stop_step=config.steps * self._accumulation,
+                )
+            )
+            stop = stack.enter_context(_noted_signals())
+            advance = stack.enter_context(progress("training", config.steps, "steps"))
+            advance(self._start)
+            step = self._steps(batches, metrics, stop, advance)
+        metrics.finish()
+        self._policy.eval()
+        return self._end(step)
+
+    def _steps(self, batches: TrainBatches, metrics: Metrics, stop: _Stop, advance: Any) -> int:
+        config = self._config
+        self._policy.train()
+        self._meter.restart_clock()
+        step = self._start
+        while step < config.steps and not stop.asked:
+            if not self._one_step(step, batches, stop):
+                break
+            step += 1
+            advance()
+            last = step == config.steps
+            if self._device.type == "cpu":
+                self._check(step)
+            if config.log_freq and (step % config.log_freq == 0 or last):
+                self._log(step, metrics)
+            with self._meter.paused():
+                if config.eval_freq and (step % config.eval_freq == 0 or last):
+                    self._measure(step, metrics, stop)
+                if config.save_checkpoint and ((config.save_freq and step % config.save_freq == 0) or last):
+                    self._save(step, metrics)
+        if stop.asked and config.save_checkpoint and self._newest_step() != step and step > 0:
+            self._save(step, metrics)
+        return step
+
+    def _one_step(self, step: int, batches: TrainBatches, stop: _Stop) -> bool:
+        """One update; False where a signal came before it was begun."""
+        torch.manual_seed(int(np.random.SeedSequence([self._config.seed, step]).generate_state(1)[0]))
+        waited = batches.waited_s
+        prepared = _next_batches(batches, self._accumulation, stop)
+        if prepared is None:
+            return False
+        waited = batches.waited_s - waited
+        units = [loss_units(each, self._policy.config.prompt_format) for each in prepared]
+        counts: Counter[str] = Counter()
+        for each in prepared:
+            counts.update(each.counts)
+        total = sum(units)
+        if total == 0:  # only rows with padded steps: there is nothing to learn from
+            self._meter.counts.update(counts + Counter(steps_without_loss=1))
+            return True
+        loss = torch.zeros((), device=self._device)
+        ids = 0
+        for each, own in zip(prepared, units, strict=True):
+            if own == 0:
+                continue
+            part, info = self._policy(each)
+            (part if own == total else part * (own / total)).backward()
+            loss += part.detach() * (own / total)
+            ids += info["target_ids"]
+        norm = self._optimizer.step(step)
+        frames = sum(each.counts["rows"] for each in prepared)
+        self._meter.add(loss, norm, frames=frames, target_ids=ids, waited_s=waited, counts=counts)
+        return True
+
+    # --- beside the steps ---------------------------------------------------------------------------------------
+
+    def _check(self, step: int) -> None:
+        way_out = "No checkpoint was written yet"
+        if self._newest is not None:
+            way_out = f"The checkpoint {self._newest} is from before"
+        self._meter.check(step, self._read_at, way_out)
+        self._read_at = step
+
+    def _log(self, step: int, metrics: Metrics) -> None:
+        self._check(step)
+        values = self._meter.read()
+        if not values:
+            return
+        values["learning_rate"] = self._optimizer.schedule.rate(step - 1)
+        metrics.write(step, "train", values)
+        say(
+            f"step {step}/{self._config.steps}: loss {values['loss']:.4g}, gradient {values['grad_norm']:.3g}, rate "
+            f"{values['learning_rate']:.3g}, {values['frames_per_s']:.3g} frames/s, waiting for data "
+            f"{values['data_share']:.0%}, memory {values['memory_gib']:.2f} GiB"
+        )
+
+    def _measure(self, step: int, metrics: Metrics, stop: _Stop) -> None:
+        self._check(step)
+        frames = self._run.validation_frames or _without_transforms(self._run.train_frames)
+        with self._optimizer.averaged(), self._run.generating():
+            values = measure(
+                self._policy,
+                frames,
+                most=self._config.max_eval_samples,
+                batch_size=self._config.batch_size,
+                stop=lambda: stop.asked,
+            )
+        if values is None:
+            return
+        values["held_out"] = self._run.validation_frames is not None
+        self._validation = values
+        metrics.write(step, "validation", values)
+        metrics.draw(_SECONDS_BETWEEN_PICTURES)
+        say(
+            f"step {step}: on {values['frames']} {'held-out' if values['held_out'] else 'training'} frames loss "
+            f"{values['loss']:.4g}, token accuracy {values['token_accuracy']:.1%}, error of actions "
+            f"{values['action_l1']:.4g} (tokenizer alone {values['tokenizer_l1']:.4g})"
+        )
+
+    def _save(self, step: int, metrics: Metrics) -> None:
+        self._check(step)
+        progress_of_run = {
+            "optimizer": self._optimizer.settings(),
+            "meter": self._meter.state(),
+            "counts": dict(self._policy.counts),
+            "conditions": self._conditions(),
+        }
+        with self._optimizer.averaged():
+            self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, self._optimizer.state())
+        metrics.draw(_SECONDS_BETWEEN_PICTURES)
+
+    def _write_model(self, directory: Path) -> None:
+        self._run.save_model(directory)
+        self._config.write(directory)
+
+    def _newest_step(self) -> int | None:
+        return None if self._newest is None else int(self._newest.name)
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _end(self, step: int) -> TrainingResult:
+        finished = step == self._config.steps
+        for name, count in sorted(self._policy.counts.items()):
+            if count and name != "rows":
+                say(f"{name}: {count}")
+        if finished:
+            where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
+            say(f"trained {step} steps{where}")
+        elif self._newest is None:
+            say(f"stopped after step {step} without a checkpoint")
+        else:
+            file = self._newest.parent / LAST / PRETRAINED_MODEL / TRAIN_CONFIG_FILE
+            say(
+                f"stopped after step {step}; go on with: pi0-fast train --resume=true "
+                f"--config_path={shlex.quote(str(file))}"
+            )
+        return self._result(step)
+
+    def _result(self, step: int) -> TrainingResult:
+        config = self._config
+        return TrainingResult(config.output_path, step, step >= config.steps, self._newest, self._validation)
+
+
+def _saved_choice(saved: SavedState, asked: bool | None) -> bool:
+    """Whether AdamW is fused: as it was, whatever is asked for now."""
+    before = bool(saved.progress["optimizer"]["fused"])
+    if asked is not None and asked != before:
+        say(f"optimizer_fused={asked} is ignored: the run was begun with {before}, and resuming keeps that".lower())
+    return before
+
+
+def _without_transforms(frames: FrameDataset) -> FrameDataset:
+    plain = copy.copy(frames)
+    plain.transforms = None
+    return plain
+
+
+def _next_batches(batches: TrainBatches, count: int, stop: _Stop) -> list[Prepared] | None:
+    """The batches of a step, or None where a signal came: it may have ended the workers too."""
+    found = []
+    try:
+        for _ in range(count):
+            found.append(next(batches))
+            if stop.asked:
+                return None
+    except (DatasetError, RuntimeError):
+        if stop.asked:
+            return None
+        raise
+    return found
+
+
+class _Stop:
+    """Whether a signal asked to stop."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal; an interrupt after the first is an ordinary one, and nothing is saved."""
+        del frame
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextmanager
+def _noted_signals() -> Iterator[_Stop]:
+    """Within the block SIGTERM and SIGINT are noted only. Elsewhere than in the main thread nothing can be done."""
+    stop = _Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = {number: signal.signal(number, stop.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
