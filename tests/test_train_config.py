@@ -127,7 +127,6 @@ FROZEN: dict[str, Any] = {
     "peft.r": 16,
     "peft.lora_alpha": None,
     "peft.target_modules": None,
-    "peft.full_training_modules": None,
     "peft.merge": False,
 }
 

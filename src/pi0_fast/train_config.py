@@ -418,13 +418,10 @@ class PeftConfig:
         help="Suffixes of the modules that get adapters, a regular expression, or all-linear.",
         shown="attention and mlp of the language model",
     )
-    full_training_modules: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
-        None, group=_LORA, help="Suffixes of modules to train in full and to save with the adapters.", shown="none"
-    )
     merge: bool = option(
         False,
         group=_LORA,
-        help="Save checkpoints with the adapters merged into all weights, instead of the adapters alone.",
+        help="Checkpoints hold all weights too, with the adapters merged into them.",
     )
 
     def validate(self) -> None:
@@ -597,6 +594,8 @@ class TrainConfig:
             raise UsageError(
                 "with --peft only adapters are trained: --freeze and --policy.freeze_vision_encoder do nothing"
             )
+        if self.peft is not None and not (self.policy.path or self.policy.pretrained_path):
+            raise UsageError("--peft needs a checkpoint to adapt: --policy.path or --policy.pretrained_path")
         if self.peft is not None and self.ema_decay is not None:
             raise UsageError("--ema_decay is not offered together with --peft")
         for source, target in self.renames.items():
@@ -678,6 +677,7 @@ _NOT_OFFERED = {
     "save_checkpoint_to_hub": "only the trained policy is uploaded, see --policy.push_to_hub",
     "wandb.disable_artifact": "checkpoints are never uploaded there; leave it out",
     "wandb.add_tags": "the configuration is sent as it is, not as tags; leave it out",
+    "peft.full_training_modules": "only adapters are trained; leave it out",
     "peft.init_type": "adapters begin as peft has them by default; leave it out",
 }
 

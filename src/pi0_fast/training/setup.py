@@ -11,7 +11,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -42,9 +42,11 @@ from pi0_fast.policy_config import (
 )
 from pi0_fast.processors import FeatureStatistics, PolicyProcessors, read_processors
 from pi0_fast.train_config import PRETRAINED_MODEL, TrainConfig
+from pi0_fast.training import lora
 from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.states import newest_checkpoint
+from pi0_fast.training.transforms import ImageTransforms
 from pi0_fast.types import DatasetError, PolicyError, UsageError
 
 #: Settings that the weights were trained with; all others of a checkpoint are only its own habits.
@@ -57,6 +59,10 @@ _OF_THE_WEIGHTS = (
 _FIXED = (
     *("text_tokenizer_name", "action_tokenizer_name", "normalization_mapping", "use_relative_actions", "device"),
     *("relative_exclude_joints", "action_feature_names", "paligemma_variant", "pretrained_revision", "optimizer_fused"),
+)
+#: Of the checkpoint or of the dataset, not of training.
+_NOT_CHANGED = (
+    *("input_features", "output_features", "normalization_mapping", "pretrained_path", "action_feature_names"),
 )
 _DEVICES = ("cuda", "mps", "cpu")
 
@@ -98,11 +104,20 @@ class Run:
 
     def save_model(self, directory: Path) -> None:
         """Write the policy's files, as a checkpoint's pretrained_model holds them, into an existing directory."""
-        write_files(directory, self.policy.checkpoint())
+        peft, policy = self.config.peft, self.policy
+        if peft is None:
+            write_files(directory, policy.checkpoint())
+            return
+        base = str(self.config.policy.path or self.config.policy.pretrained_path)
+        if peft.merge:
+            write_files(directory, lora.merged_checkpoint(policy))
+            lora.write_adapters(directory, policy, peft, base)  # for going on
+        else:
+            lora.write_adapter_checkpoint(directory, policy, peft, base)
 
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
-        return nullcontext()
+        return nullcontext() if self.config.peft is None else lora.merged_within(self.policy)
 
 
 def set_up(config: TrainConfig) -> Run:
@@ -123,6 +138,8 @@ def set_up(config: TrainConfig) -> Run:
         config.checkpoint = newest_checkpoint(config.output_path)
         if config.checkpoint is None:
             raise UsageError(f"--resume: {config.output_path} holds no complete checkpoint to go on from")
+    if config.peft is not None:
+        lora.require_peft()
     if config.policy.pushes:
         assert config.policy.repo_id is not None  # validated
         PI0FastPolicy.check_push_to_hub(config.policy.repo_id, private=bool(config.policy.private))
@@ -141,7 +158,7 @@ def set_up(config: TrainConfig) -> Run:
     frames = _frames(config, reader, columns, policy_config.chunk_size, training, transformed=True)
     held = _frames(config, reader, columns, policy_config.chunk_size, held_out) if held_out else None
     if config.resume:
-        policy = _resumed(policy_config, start, device)
+        policy = _resumed(policy_config, start, device, config)
         run = Run(config, policy, frames, held, reader, columns, decisions=decisions)
     else:
         selection = action_selection(policy_config, columns)
@@ -150,6 +167,8 @@ def set_up(config: TrainConfig) -> Run:
         run = Run(
             config, made.policy(), frames, held, reader, columns, statistics, start.stored_statistics(), decisions
         )
+        if config.peft is not None:
+            lora.add_adapters(run.policy.model, config.peft, config.seed)
     run.policy.train()
     _freeze(run)
     for decision in decisions:
@@ -244,8 +263,8 @@ def _frames(
     transformed: bool = False,
 ) -> FrameDataset:
     options = config.dataset
-    if transformed and options.image_transforms.enable:
-        raise UsageError("--dataset.image_transforms.enable=true is not offered yet")
+    amounts = asdict(options.image_transforms)
+    enabled = amounts.pop("enable")
     return FrameDataset(
         reader,
         chunk_size=chunk_size,
@@ -253,6 +272,7 @@ def _frames(
         state_key=columns.state.key,
         action_key=columns.action.key,
         episodes=episodes,
+        transforms=ImageTransforms(config.seed, **amounts) if transformed and enabled else None,
         cache_dir=None if options.cache_dir is None else expanded("dataset.cache_dir", options.cache_dir),
         whole_only=options.whole_chunks,
     )
@@ -287,7 +307,14 @@ class _Start:
             folder = find_checkpoint(options.path or str(options.pretrained_path), revision=options.pretrained_revision)
         else:
             return cls(None, None, {}, False)
-        return cls(folder, read_config(folder), read_details(folder), config.resume or options.path is not None)
+        adapted = (folder / lora.ADAPTER_FILE).is_file()
+        if adapted and not config.resume:
+            raise UsageError(
+                f"{folder} holds adapters: merge them first (pi0_fast.training.lora.merge_adapters), or go on with "
+                "--resume"
+            )
+        stored = lora.read_adapter_config(folder) if adapted else read_config(folder)
+        return cls(folder, stored, read_details(folder), config.resume or options.path is not None)
 
     @property
     def renames(self) -> dict[str, str]:
@@ -556,23 +583,24 @@ class _Making:
         return weights.load(self.start.folder, sizes, dtype, self.device)
 
 
-def _resumed(settled: PI0FastConfig, start: _Start, device: torch.device) -> PI0FastPolicy:
+def _resumed(settled: PI0FastConfig, start: _Start, device: torch.device, config: TrainConfig) -> PI0FastPolicy:
     """The policy of the checkpoint; only settings that belong to training may differ from the stored ones."""
     assert start.config is not None
     assert start.folder is not None
     changed = {
         item.name: getattr(settled, item.name)
         for item in fields(PI0FastConfig)
-        if item.name not in ("input_features", "output_features", "normalization_mapping", "pretrained_path")
-        and getattr(settled, item.name) != getattr(start.config, item.name)
+        if item.name not in _NOT_CHANGED and getattr(settled, item.name) != getattr(start.config, item.name)
     }
-    changed.pop("action_feature_names", None)
-    policy = PI0FastPolicy.from_pretrained(start.folder, device=device, overrides=changed)
-    if changed.keys() - {"device", "push_to_hub"}:
-        say(
-            "changed since the run began: "
-            + json.dumps({k: v for k, v in changed.items() if k != "device"}, default=str)
-        )
+    said = {name: value for name, value in changed.items() if name not in ("device", "push_to_hub")}
+    if said:
+        say(f"changed since the run began: {json.dumps(said, default=str)}")
+    if config.peft is None:
+        return PI0FastPolicy.from_pretrained(start.folder, device=device, overrides=changed)
+    adapters = lora.read_adapters(start.folder)
+    policy = lora.read_base_policy(start.folder, replace(start.config, **changed), adapters, device)
+    lora.add_adapters(policy.model, config.peft, config.seed)
+    lora.load_adapters(policy.model, adapters.tensors, str(start.folder))
     return policy
 
 

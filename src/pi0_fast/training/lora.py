@@ -1,0 +1,325 @@
+"""Low-rank adapters (Hu et al. 2022, arXiv 2106.09685) in the model's linear layers, with the library peft.
+
+Adapters are trained in place of all weights and saved alone, as peft and LeRobot name them:
+
+    pretrained_model/
+      adapter_model.safetensors  adapter_config.json    which also names the base checkpoint
+      config.json ...                                   all files of a checkpoint but the weights
+
+They are merged into the weights where all of those are needed: for generation, which reads the matrices themselves,
+on request in checkpoints, and by `merge_adapters` afterwards. Left out: other methods of peft; adapters of the token
+table and the head, which are read directly too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from pi0_fast.checkpoint import DTYPES, LOCAL, Checkpoint, find_checkpoint, with_tokenizers, write_checkpoint
+from pi0_fast.model import weights
+from pi0_fast.model.architecture import Architecture
+from pi0_fast.model.paligemma import PaliGemma
+from pi0_fast.model.weights import foreign_name, write_tensors
+from pi0_fast.policy import PI0FastPolicy
+from pi0_fast.policy_config import (
+    CONFIG_FILE,
+    OWN_FILE,
+    PI0FastConfig,
+    read_details,
+    read_json_object,
+    write_config,
+    write_json,
+)
+from pi0_fast.processors import read_processors, write_processors
+from pi0_fast.text_tokenizer import BUILT_IN
+from pi0_fast.train_config import PeftConfig
+from pi0_fast.types import PolicyError, UsageError
+
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+#: Where adapters go unless the command says otherwise: the language model's matrices.
+_DEFAULT_TARGETS = r"decoder\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)"
+_ALL_LINEAR = rf"{_DEFAULT_TARGETS}|projector|vision_tower\.layers\.\d+\.(self_attn\.(q|k|v|out)_proj|mlp\.fc[12])"
+_NAME = "default"
+
+
+def require_peft() -> ModuleType:
+    """The library, imported.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return importlib.import_module("peft")
+    except ImportError as error:
+        raise UsageError(f"--peft needs the library peft ({error}): pip install 'pi0-fast[lora]'") from error
+
+
+def add_adapters(model: PaliGemma, options: PeftConfig, seed: int) -> None:
+    """Put adapters into the model and freeze everything else. They change nothing until they are trained.
+
+    Raises:
+        UsageError: peft is missing; no layer, or one that cannot have an adapter, is meant.
+    """
+    peft = require_peft()
+    targets = options.target_modules
+    if targets is None:
+        targets = _DEFAULT_TARGETS
+    elif targets == "all-linear":
+        targets = _ALL_LINEAR
+    settings = peft.LoraConfig(r=options.r, lora_alpha=options.lora_alpha or options.r, target_modules=targets)
+    device = model.device
+    torch.manual_seed(seed)
+    try:
+        peft.inject_adapter_in_model(settings, model)
+    except ValueError as error:
+        names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        raise UsageError(
+            f"--peft.target_modules={targets!r} fits no layer ({error}); layers are {', '.join(names[:3])}, ..."
+        ) from error
+    model.to(device)
+    adapted = _adapted(model)
+    for name in ("lm_head", "embed_tokens"):
+        if name in adapted:
+            raise UsageError(f"--peft.target_modules: {name} cannot have an adapter; leave it out")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(".lora_" in name)
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    """Name -> module, of the layers that have an adapter."""
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether adapters were added."""
+    return bool(_adapted(model))
+
+
+@torch.no_grad()
+def merged(model: PaliGemma) -> PaliGemma:
+    """A plain model that gives the same results; weights without an adapter are shared with the one given."""
+    deltas = {f"{name}.weight": module.get_delta_weight(_NAME) for name, module in _adapted(model).items()}
+    state: dict[str, Tensor] = {}
+    for key, value in model.state_dict().items():
+        name = key.replace(".base_layer", "")
+        if ".lora_" in name:
+            continue
+        delta = deltas.get(name)
+        state[name] = value if delta is None else (value.float() + delta.float()).to(value.dtype)
+    with torch.device("meta"):
+        plain = PaliGemma(model.architecture, tied_head=False, dtype=model.dtype)
+    plain.load_state_dict(state, strict=True, assign=True)
+    if model.tied_head:
+        plain.lm_head.weight = plain.embed_tokens.weight
+    return plain.eval()
+
+
+@contextmanager
+def merged_within(policy: PI0FastPolicy) -> Iterator[None]:
+    """Within the block the policy has a model of merged weights, which can generate."""
+    adapted = policy.model
+    policy.model = merged(adapted)
+    try:
+        yield
+    finally:
+        policy.model = adapted
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def _file_name(key: str) -> str:
+    """Our name of an adapter's tensor -> the file's: `x.q_proj.lora_A.default.weight` -> `base_model.model...`."""
+    layer, _, rest = key.partition(".lora_")
+    return (
+        f"base_model.model.{foreign_name(layer + '.weight').removesuffix('weight')}lora_{rest.replace('.default', '')}"
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {_file_name(key): value for key, value in model.state_dict().items() if ".lora_" in key}
+
+
+def write_adapters(directory: Path, policy: PI0FastPolicy, options: PeftConfig, base: str) -> None:
+    """Write the two files of the adapters into an existing directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    modules = sorted(
+        {name.removeprefix("base_model.model.").rpartition(".lora_")[0] for name in _tensors(policy.model)}
+    )
+    content = {
+        "peft_type": "LORA",
+        "task_type": None,
+        "inference_mode": True,
+        "base_model_name_or_path": base,
+        "r": options.r,
+        "lora_alpha": options.lora_alpha or options.r,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": modules,
+    }
+    write_tensors(directory / ADAPTER_FILE, _tensors(policy.model), {})
+    write_json(directory / ADAPTER_CONFIG, content, indent=2)
+
+
+def write_adapter_checkpoint(directory: Path, policy: PI0FastPolicy, options: PeftConfig, base: str) -> None:
+    """Write everything of a checkpoint but the weights, and the adapters, into an existing directory.
+
+    Its config.json says ``use_peft``, so that nobody takes it for a complete one.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    parts = policy.checkpoint()
+    config = parts.config
+    if config.text_tokenizer_name == BUILT_IN:
+        config = replace(config, text_tokenizer_name=LOCAL["text_tokenizer"])
+    parts.text_tokenizer.save(directory / LOCAL["text_tokenizer"])
+    parts.action_tokenizer.save_pretrained(directory / LOCAL["action_tokenizer"])
+    write_config(directory, config, {"architecture": policy.model.architecture.to_json(), **LOCAL})
+    content = {**read_json_object(directory / CONFIG_FILE), "use_peft": True}
+    write_json(directory / CONFIG_FILE, content, indent=4)
+    write_processors(directory, config, parts.processors)
+    write_adapters(directory, policy, options, base)
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """What a directory says of its adapters.
+
+    Attributes:
+        options: rank, scale, and which layers.
+        base: checkpoint that they belong to, as the command named it.
+        tensors: by the names of the files.
+    """
+
+    options: PeftConfig
+    base: str
+    tensors: dict[str, Tensor]
+
+
+def read_adapters(directory: Path) -> Adapters:
+    """The adapters that `write_adapters` wrote.
+
+    Raises:
+        PolicyError: a file is missing, damaged, or of another method.
+    """
+    content = read_json_object(directory / ADAPTER_CONFIG)
+    try:
+        options = PeftConfig(r=int(content["r"]), lora_alpha=int(content["lora_alpha"]))
+        base = str(content["base_model_name_or_path"])
+        tensors = load_file(directory / ADAPTER_FILE)
+    except (KeyError, TypeError, ValueError, OSError, SafetensorError) as error:
+        raise PolicyError(f"{directory}: its adapters cannot be read: {error!r}") from error
+    return Adapters(options, base, tensors)
+
+
+def load_adapters(model: PaliGemma, tensors: Mapping[str, Tensor], where: str) -> None:
+    """Fill the model's adapters.
+
+    Raises:
+        PolicyError: the file's adapters are not those of the model.
+    """
+    wanted = {_file_name(key): value for key, value in model.state_dict().items() if ".lora_" in key}
+    if set(wanted) != set(tensors) or any(wanted[key].shape != tensors[key].shape for key in wanted):
+        different = sorted(set(wanted) ^ set(tensors)) or [k for k in wanted if wanted[k].shape != tensors[k].shape]
+        raise PolicyError(
+            f"{where}: its adapters are of other layers or another rank than --peft says, such as {different[0]}"
+        )
+    with torch.no_grad():
+        for key, value in wanted.items():
+            value.copy_(tensors[key])
+
+
+def read_adapter_config(directory: Path) -> PI0FastConfig:
+    """The configuration of a directory with adapters.
+
+    Raises:
+        PolicyError: as in `policy_config.read_config`.
+    """
+    content = {**read_json_object(directory / CONFIG_FILE), "use_peft": False}
+    own = read_json_object(directory / OWN_FILE)
+    return PI0FastConfig.from_json(content, str(directory / CONFIG_FILE), own.get("config"))
+
+
+def read_base_policy(
+    directory: Path, config: PI0FastConfig, adapters: Adapters, device: torch.device | str
+) -> PI0FastPolicy:
+    """The policy of a directory with adapters, with the weights of their base, to which none was added yet.
+
+    Args:
+        directory: the adapters'.
+        config: its settings (`read_adapter_config`), or with other ones of training.
+        adapters: of `read_adapters`.
+        device: where the weights go.
+
+    Raises:
+        PolicyError, HubError: the base cannot be read.
+    """
+    details = read_details(directory)
+    processors = read_processors(directory, read_adapter_config(directory))
+    copies = {kind: directory / str(details[kind]) for kind in LOCAL}
+    config, text_tokenizer, action_tokenizer = with_tokenizers(config, None, None, folder=directory, copies=copies)
+    sizes = Architecture.from_json(details["architecture"])
+    model = weights.load(find_checkpoint(adapters.base), sizes, DTYPES[config.dtype], device)
+    return PI0FastPolicy(config, model, processors, text_tokenizer, action_tokenizer)
+
+
+def merge_adapters(directory: str | Path, target: str | Path) -> None:
+    """Make a complete checkpoint of one that holds adapters alone.
+
+    Args:
+        directory: a pretrained_model with adapter_model.safetensors; the checkpoint that it names must be there.
+        target: directory of the complete checkpoint, which loads with `PI0FastPolicy.from_pretrained` and in LeRobot.
+
+    Raises:
+        PolicyError, HubError: something is missing or damaged.
+        UsageError: peft is not installed.
+        OSError: the target cannot be written.
+    """
+    folder = Path(directory)
+    adapters = read_adapters(folder)
+    policy = read_base_policy(folder, read_adapter_config(folder), adapters, "cpu")
+    add_adapters(policy.model, _with_targets(adapters), seed=0)
+    load_adapters(policy.model, adapters.tensors, str(folder))
+    write_checkpoint(Path(target), merged_checkpoint(policy))
+
+
+def merged_checkpoint(policy: PI0FastPolicy) -> Checkpoint:
+    """The policy's parts, with all weights."""
+    return replace(policy.checkpoint(), model=merged(policy.model))
+
+
+def _with_targets(adapters: Adapters) -> PeftConfig:
+    """Adapters' layers under our names, which are found by those of the file."""
+    layers = sorted({name.partition(".lora_")[0] for name in adapters.tensors})
+    return replace(adapters.options, target_modules=[_own_layer(name) for name in layers])
+
+
+def _own_layer(name: str) -> str:
+    """`base_model.model...language_model.layers.3.mlp.up_proj` -> `decoder.layers.3.mlp.up_proj`."""
+    tail = name.removeprefix(f"base_model.model.{weights.PREFIX}")
+    for own, foreign in weights.NAMES.items():
+        own_layer, foreign_layer = own.removesuffix(".weight"), foreign.removesuffix(".weight")
+        head, _, rest = foreign_layer.partition(".N.")
+        if tail == foreign_layer:
+            return own_layer
+        if rest and tail.startswith(head + ".") and tail.endswith("." + rest):
+            number = tail.removeprefix(head + ".").removesuffix("." + rest)
+            if number.isdigit():
+                return own_layer.replace(".N.", f".{number}.")
+    raise PolicyError(f"{ADAPTER_FILE}: {json.dumps(name)} is no layer of the model")
