@@ -110,7 +110,7 @@ def encode_png(image: npt.NDArray[np.uint8]) -> bytes:
     from PIL import Image
 
     sink = io.BytesIO()
-    Image.fromarray(image, "RGB").save(sink, "png", compress_level=1)
+    Image.fromarray(image).save(sink, "png", compress_level=1)
     return sink.getvalue()
 
 

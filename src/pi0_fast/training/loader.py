@@ -8,10 +8,12 @@ step only, never on the number of workers. What is not here: moving batches to a
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import signal
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +23,13 @@ from typing import Any, NoReturn
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from pi0_fast._kernels import available_threads
 from pi0_fast.preparation import Preparation, Prepared
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.sampler import BatchSampler
 from pi0_fast.types import DatasetError, Pi0FastError, PolicyError
+
+logger = logging.getLogger(__name__)
 
 
 def train_batches(
@@ -67,15 +72,19 @@ class TrainBatches(Iterator[Prepared]):
     def __init__(self, steps: _Steps, first: int, stop: int | None, num_workers: int, prefetch: int) -> None:
         self._batches: Iterator[Prepared | _Failure] | None = None
         self.step, self.waited_s = first, 0.0
-        loader: DataLoader[Any] = DataLoader(
-            steps,
-            batch_size=None,  # a sample is a whole batch already
-            sampler=_Range(first, _ENDLESS if stop is None else stop),
-            num_workers=num_workers,
-            prefetch_factor=prefetch if num_workers else None,
-            worker_init_fn=_begin_worker if num_workers else None,
-        )
-        with _quiet_tokenizers():
+        if num_workers > (processors := available_threads()):
+            logger.warning("num_workers=%d is more than the %d processors here", num_workers, processors)
+        with warnings.catch_warnings(), _quiet_tokenizers():
+            # Said above, in one line, and no reason to stop where warnings are errors.
+            warnings.filterwarnings("ignore", message="This DataLoader will create")
+            loader: DataLoader[Any] = DataLoader(
+                steps,
+                batch_size=None,  # a sample is a whole batch already
+                sampler=_Range(first, _ENDLESS if stop is None else stop),
+                num_workers=num_workers,
+                prefetch_factor=prefetch if num_workers else None,
+                worker_init_fn=_begin_worker if num_workers else None,
+            )
             self._batches = iter(loader)
         # torch's own end of a process sends SIGTERM to workers that are left, which these ignore.
         atexit.register(_close, weakref.ref(self))
