@@ -342,6 +342,30 @@ def test_cached_equals_uncached(changes: dict[str, Any]) -> None:
     torch.testing.assert_close(info.log_probabilities, its.log_probabilities, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_cache_is_used_where_asked_for(monkeypatch: pytest.MonkeyPatch, use_cache: bool) -> None:
+    policy = new_policy(6, use_kv_cache=use_cache)
+    steps = []
+    real = policy.model.step
+    monkeypatch.setattr(policy.model, "step", lambda *given: steps.append(1) or real(*given))
+    _, info = policy.predict_action_chunk(batch_of(), return_info=True)
+    assert len(steps) == (info.steps - 1 if use_cache else 0)
+
+
+def test_the_temperature_of_the_configuration_and_of_a_call() -> None:
+    batch = batch_of(actions=False)
+
+    def draw(policy: PI0FastPolicy, **named: Any) -> Any:
+        return policy.predict_action_chunk(batch, generator=torch.Generator().manual_seed(1), **named)
+
+    greedy, hot = new_policy(6), new_policy(6, temperature=2.0)
+    assert torch.equal(draw(hot), draw(greedy, temperature=2.0))
+    assert torch.equal(draw(hot, temperature=0.0), draw(greedy))
+    assert not torch.equal(draw(hot), draw(greedy))
+    with pytest.raises(PolicyError, match="temperature is -1"):
+        draw(greedy, temperature=-1.0)
+
+
 def test_drawn_rows_stop_alone() -> None:
     policy, batch = trained()
     free = copy_of(policy, constrained=False, temperature=0.3)
