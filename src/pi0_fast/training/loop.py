@@ -27,6 +27,7 @@ import torch
 from pi0_fast.display import progress, say, warn
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
+from pi0_fast.training.audit import report
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.loader import TrainBatches, train_batches
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, trackers
@@ -71,7 +72,11 @@ def train(config: TrainConfig) -> TrainingResult:
     config = config.resolved()
     _refuse_several_processes()
     check_outputs(config)
-    return _Loop(set_up(config)).run()
+    run = set_up(config)
+    loop = _Loop(run)
+    if not config.resume:
+        report(run)
+    return loop.run()
 
 
 def _refuse_several_processes() -> None:
@@ -309,6 +314,9 @@ class _Loop:
         if finished:
             where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
             say(f"trained {step} steps{where}")
+            if self._config.policy.pushes:
+                with self._optimizer.averaged(), self._run.generating():
+                    say(f"uploaded: {self._run.push()}")
         elif self._newest is None:
             say(f"stopped after step {step} without a checkpoint")
         else:

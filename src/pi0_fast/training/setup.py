@@ -41,7 +41,7 @@ from pi0_fast.policy_config import (
     read_details,
 )
 from pi0_fast.processors import FeatureStatistics, PolicyProcessors, read_processors
-from pi0_fast.train_config import PRETRAINED_MODEL, TrainConfig
+from pi0_fast.train_config import CHECKPOINTS, PRETRAINED_MODEL, TrainConfig
 from pi0_fast.training import lora
 from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics
 from pi0_fast.training.frames import FrameDataset
@@ -115,6 +115,16 @@ class Run:
         else:
             lora.write_adapter_checkpoint(directory, policy, peft, base)
 
+    def push(self) -> str:
+        """Upload the policy, as it is now, to the hub; returns the address of the commit.
+
+        Raises:
+            HubError: as in `PI0FastPolicy.push_to_hub`.
+        """
+        options = self.config.policy
+        assert options.repo_id is not None  # validated
+        return self.policy.push_to_hub(options.repo_id, private=bool(options.private))
+
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
         return nullcontext() if self.config.peft is None else lora.merged_within(self.policy)
@@ -177,12 +187,19 @@ def set_up(config: TrainConfig) -> Run:
 
 
 def _check_output(path: Path) -> None:
-    if path.is_dir() and not any(path.iterdir()):
+    """A run that ended before its first checkpoint is in nobody's way; anything else is not overwritten."""
+    if path.is_dir() and all(_is_leftover(entry) for entry in path.iterdir()):
         return
     if path.exists() or path.is_symlink():
         raise FileExistsError(
             f"{path} exists: go on with that run (--resume), or choose another --output_dir; nothing is overwritten"
         )
+
+
+def _is_leftover(entry: Path) -> bool:
+    if entry.name == CHECKPOINTS:
+        return entry.is_dir() and all(child.name.startswith(".") for child in entry.iterdir())
+    return entry.name in ("report.json", "metrics.jsonl", "metrics.png")
 
 
 # --- device -------------------------------------------------------------------------------------------------
