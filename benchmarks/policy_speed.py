@@ -191,8 +191,22 @@ def memory_in_own_process(side: str, directory: Path, vocab_size: int, filling: 
 # ------------------------------------------------------------------------------------------------------------ our side
 
 
+def new_config(directory: Path, **settings: Any) -> Any:
+    """The configuration that lerobot's side has too."""
+    from pi0_fast.policy_config import PI0FastConfig
+
+    return PI0FastConfig(
+        input_features={
+            "observation.images.front": {"type": "VISUAL", "shape": [3, 224, 224]},
+            "observation.state": {"type": "STATE", "shape": [DIMS]},
+        },
+        output_features={"action": {"type": "ACTION", "shape": [DIMS]}},
+        text_tokenizer_name=str(directory / "text"), action_tokenizer_name=str(directory / "actions"), **settings,
+    )  # fmt: skip
+
+
 class Ours:
-    """The package's policy, loaded from the checkpoint that lerobot wrote.
+    """The package's policy, loaded from the checkpoint that lerobot wrote, or made anew where there is none.
 
     Attributes:
         policy: PI0FastPolicy with lerobot's weights, statistics and tokenizers.
@@ -204,9 +218,16 @@ class Ours:
         from pi0_fast.policy import PI0FastPolicy
         from pi0_fast.preparation import Preparation
 
-        self.policy = PI0FastPolicy.from_pretrained(
-            directory, architecture=sizes(vocab_size), overrides={"max_decoding_steps": most}
-        )
+        architecture, settings = sizes(vocab_size), {"max_decoding_steps": most}
+        if (directory / "model.safetensors").exists():
+            self.policy = PI0FastPolicy.from_pretrained(directory, architecture=architecture, overrides=settings)
+        else:  # without lerobot
+            low, high = np.load(directory / "quantiles.npy")
+            known = {"q01": low, "q99": high, "min": low, "max": high}
+            self.policy = PI0FastPolicy.create(
+                new_config(directory, **settings), {"observation.state": known, "action": known},
+                architecture=architecture,
+            ).eval()  # fmt: skip
         parts = self.policy.checkpoint()
         inputs = {"observation.state": parts.config.input_features["observation.state"]}
         blind = replace(parts.config, input_features=inputs)
@@ -449,16 +470,27 @@ def gemma_2b(repeats: int, threads: int) -> None:
     print(f"  {(read + head) / 1e9:.2f} GB of weights per id at {bandwidth / 1e9:.1f} GB/s: at least {floor:.3f} s")
 
 
-def compare(directory: Path, vocab_size: int, filling: int, arguments: argparse.Namespace) -> None:
+def measure(directory: Path, vocab_size: int, filling: int, arguments: argparse.Namespace) -> None:
     """All parts for one vocabulary and one filling."""
     text, target = FILLINGS[filling]
     prepare(directory, vocab_size, NOISES[filling])
-    theirs, ours = twin(directory, vocab_size), Ours(directory, vocab_size, target)
-    case, batch = Case.random(vocab_size, text, target), samples(32, NOISES[filling])
-    check(theirs, ours, case, batch)
-    goals = GOALS.get(vocab_size, Goals(None, None, None, None))
-    repeats = arguments.repeats
     print(f"vocabulary {vocab_size}; {text} of {TEXT_LENGTH} text, {target} of {TARGET_LENGTH} target positions valid")
+    case = Case.random(vocab_size, text, target)
+    if set(arguments.parts) != {"itself"}:
+        theirs, ours = twin(directory, vocab_size), Ours(directory, vocab_size, target)
+        compare(theirs, ours, case, directory, filling, arguments)
+    if "itself" in arguments.parts:
+        itself(Ours(directory, vocab_size, target), case, arguments.repeats)
+
+
+def compare(
+    theirs: LerobotTwin, ours: Ours, case: Case, directory: Path, filling: int, arguments: argparse.Namespace
+) -> None:
+    """Both sides, part by part."""
+    batch = samples(32, NOISES[filling])
+    check(theirs, ours, case, batch)
+    vocab_size, repeats = ours.policy.model.architecture.text.vocab_size, arguments.repeats
+    goals = GOALS.get(vocab_size, Goals(None, None, None, None))
     print(f"  {'':44} {'lerobot':>9} {'ours':>9}")
     if "generation" in arguments.parts:
         compare_generation(theirs, ours, case, repeats, goals)
@@ -469,8 +501,6 @@ def compare(directory: Path, vocab_size: int, filling: int, arguments: argparse.
     if "preprocessing" in arguments.parts:
         times = medians(repeats, lambda: theirs.preprocess(batch), lambda: ours.preprocess(batch), calls=10)
         row("preprocessing of 32 samples", *times, "s", 20)
-    if "itself" in arguments.parts:
-        itself(ours, case, repeats)
 
 
 def main() -> None:
@@ -497,11 +527,13 @@ def main() -> None:
         lerobot_twin.import_lerobot()
     except ImportError as error:
         print(f"nothing to compare with: {error}")
-        return
+        arguments.parts = [part for part in arguments.parts if part == "itself"]
+        if not arguments.parts:
+            return
     for vocab_size in arguments.vocabularies:
         for filling in arguments.fillings:
             with tempfile.TemporaryDirectory() as temporary:
-                compare(Path(temporary) / "made", vocab_size, filling, arguments)
+                measure(Path(temporary) / "made", vocab_size, filling, arguments)
 
 
 if __name__ == "__main__":
