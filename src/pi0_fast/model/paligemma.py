@@ -45,7 +45,9 @@ class PaliGemma(nn.Module):
         self.gradient_checkpointing = False
         self.vision_tower = VisionTower(architecture.vision)
         self.projector = nn.Linear(architecture.vision.hidden_size, text.hidden_size)
-        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size)
+        # nn.Embedding alone would draw random numbers, which on the meta device loads torch's compiler: a second.
+        table = torch.empty(text.vocab_size, text.hidden_size)
+        self.embed_tokens = nn.Embedding(text.vocab_size, text.hidden_size, _weight=table)
         self.decoder = Decoder(text)
         self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         for name, parameter in self.named_parameters():

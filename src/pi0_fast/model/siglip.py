@@ -6,6 +6,7 @@ is how the published policies run it. Left out: the pooling head and the text to
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -73,7 +74,8 @@ class VisionTower(nn.Module):
     def __init__(self, sizes: VisionSizes) -> None:
         super().__init__()
         self.patch_embedding = nn.Conv2d(3, sizes.hidden_size, sizes.patch_size, stride=sizes.patch_size)
-        self.position_embedding = nn.Embedding(sizes.patches, sizes.hidden_size)
+        table = torch.empty(sizes.patches, sizes.hidden_size)  # see PaliGemma
+        self.position_embedding = nn.Embedding(sizes.patches, sizes.hidden_size, _weight=table)
         self.layers = nn.ModuleList(EncoderLayer(sizes) for _ in range(sizes.num_hidden_layers))
         self.post_layernorm = nn.LayerNorm(sizes.hidden_size, eps=LAYER_NORM_EPSILON)
 
