@@ -21,7 +21,7 @@ What each side does:
   preprocessing  32 samples of state, action chunk and task: normalise, prompt, text ids, action tokens, tensors. Tasks
                  repeat, as in datasets
 
-    python benchmarks/policy_speed.py [--vocabularies 257152 4096] [--repeats 5] [--parts chunk loss ...]
+    python benchmarks/policy_speed.py [--vocabularies 257152 4096] [--repeats 5] [--parts generation loss ...]
 
 It needs lerobot beside pi0-fast, and lerobot 0.6.1 needs Python 3.12:
 
