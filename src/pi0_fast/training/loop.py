@@ -314,6 +314,7 @@ class _Loop:
         if finished:
             where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
             say(f"trained {step} steps{where}")
+            self._push()
             if self._config.policy.pushes:
                 with self._optimizer.averaged(), self._run.generating():
                     say(f"uploaded: {self._run.push()}")
@@ -326,6 +327,13 @@ class _Loop:
                 f"--config_path={shlex.quote(str(file))}"
             )
         return self._result(step)
+
+    def _push(self) -> None:
+        options = self._config.policy
+        if options.pushes and options.repo_id is not None:
+            with self._optimizer.averaged(), self._run.generating():
+                address = self._policy.push_to_hub(options.repo_id, private=bool(options.private))
+            say(f"uploaded: {address}")
 
     def _result(self, step: int) -> TrainingResult:
         config = self._config
