@@ -192,6 +192,40 @@ def test_an_episode_whose_pictures_are_wrong_leaves_the_others(tmp_path: Path) -
     assert reader.statistics(TOP)["count"].tolist() == [8]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("dtype", ["video", "image"])
+def test_a_full_disk_drops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    declared = {"action": {"dtype": "float32", "shape": [1]}, TOP: {"dtype": dtype, "shape": [HEIGHT, WIDTH, 3]}}
+    writer = LeRobotWriter(tmp_path / "it", fps=10, features=declared, video_codec="h264")
+    writer.add_episode({"action": np.zeros(2), TOP: [picture(0), picture(1)]}, task="a")
+    monkeypatch.setattr(f"pi0_fast.data.camera_writing.{'encode_video' if dtype == 'video' else 'encode_png'}", full)
+    with pytest.raises(DatasetError, match=r"episode 1 of .* cannot be written: .*No space left"):
+        writer.add_episode({"action": np.zeros(2), TOP: [picture(0), picture(1)]}, task="a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_encoder_cannot_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = {"action": {"dtype": "float32", "shape": [1]}, TOP: {"dtype": "video", "shape": [8, 8, 3]}}
+    with pytest.raises(DatasetError, match="video_codec is 'mpeg'; known: av1, h264"):
+        LeRobotWriter(tmp_path / "it", fps=10, features=declared, video_codec="mpeg")
+    episode = {"action": np.zeros(2), TOP: np.zeros((2, 8, 8, 3), np.uint8)}
+    with LeRobotWriter(tmp_path / "it", fps=10, features=declared, video_codec="h264") as writer:
+        writer.add_episode(episode, task="a")
+        with monkeypatch.context() as patch:
+            patch.setattr("pi0_fast.data.video_encoding.CODECS", {"h264": ("libnone", {})})
+            with pytest.raises(DatasetError, match=r"episode 1.*encoder libnone failed .*video_codec chooses"):
+                writer.add_episode(episode, task="a")
+            patch.setattr("pi0_fast.data.video_encoding.av", None)
+            with pytest.raises(DatasetError, match=r"PyAV, which is not installed: pip install"):
+                writer.add_episode(episode, task="a")
+    cameras = Cameras(open_dataset("local/it", root=tmp_path / "it"), [TOP])
+    monkeypatch.setattr("pi0_fast.data.video.av", None)
+    with pytest.raises(DatasetError, match=r"PyAV, which is not installed: pip install"):
+        cameras.frames(TOP, 0, [0], np.zeros(2))
+
+
 def test_missing_video_says_what_is_there(tmp_path: Path) -> None:
     reader = open_dataset("local/it", root=v2(tmp_path / "it"))
     (reader.root / f"videos/chunk-000/{TOP}/episode_000001.mp4").unlink()

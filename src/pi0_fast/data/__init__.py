@@ -1,7 +1,7 @@
 """LeRobot datasets: open, check, read columns (v2.0, v2.1, v3.0), write v3.0.
 
 Public names are loaded on first use: importing this package imports neither pyarrow nor huggingface_hub, and
-nothing here ever imports torch. Decoding of images and video is left out.
+nothing here ever imports torch. Pictures (`cameras.py`, and cameras of the writer) need PyAV and Pillow.
 """
 
 from __future__ import annotations

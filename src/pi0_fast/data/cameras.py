@@ -36,7 +36,7 @@ class Cameras:
         episodes: Collection[int] | None = None,
         *,
         cache_dir: str | Path | None = None,
-        open_files: int = 16,
+        open_files: int = 32,
     ) -> None:
         """Find where the pictures of these episodes are; nothing is decoded.
 

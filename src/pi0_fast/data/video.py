@@ -47,8 +47,8 @@ class VideoDecoders:
     Not for several threads at once.
     """
 
-    def __init__(self, capacity: int = 16) -> None:
-        """`capacity`: how many files stay open; a decoder of 640 x 480 takes some 10 MB."""
+    def __init__(self, capacity: int = 32) -> None:
+        """`capacity`: how many files stay open; a decoder of 640 x 480 takes some 2 MB."""
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}, which is not positive")
         self._capacity = capacity

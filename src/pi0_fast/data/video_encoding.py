@@ -71,9 +71,7 @@ def encode_video(path: Path, images: Iterable[Image], fps: float, codec: str, wh
     except OSError:
         raise
     except _ERRORS as error:
-        raise DatasetError(
-            f"{where}: the encoder {name} failed ({error}); sizes must be even and 64 or more"
-        ) from error
+        raise DatasetError(f"{where}: the encoder {name} failed ({error}); video_codec chooses another") from error
     return count
 
 

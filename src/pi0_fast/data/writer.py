@@ -52,7 +52,8 @@ class LeRobotWriter:
         with LeRobotWriter("out", fps=30, features={"action": {"dtype": "float32", "shape": [7]}}) as writer:
             writer.add_episode({"action": actions}, task="pick up the cube")
 
-    Memory: one episode at a time while recording, plus its statistics (some 80 bytes a dimension). `close`
+    Memory: one episode at a time while recording, plus its statistics (some 80 bytes a dimension); of a video one
+    picture, when they come from an iterator. `close`
     computes the exact statistics from the files, column after column: frames x dimensions x 4 bytes (8 for
     int64 and float64) of the widest column, and about 24 bytes a frame for the dimension at hand.
     """

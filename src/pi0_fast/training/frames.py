@@ -202,7 +202,9 @@ class FrameDataset:
                 _refuse_not_finite(reader, key, record.index, values)
                 columns.setdefault(key, np.empty((total, values.shape[1]), np.float32))[rows] = values
             if "timestamp" in optional:
-                self._times[rows] = _float_rows(episode.columns["timestamp"])[:, 0]
+                times = _float_rows(episode.columns["timestamp"])
+                _refuse_not_finite(reader, "timestamp", record.index, times)
+                self._times[rows] = times[:, 0]
             else:
                 self._times[rows] = np.arange(record.length) / reader.fps
             self._tasks[rows] = names.numbers(record.index, record.tasks, episode.columns.get("task_index"))

@@ -105,8 +105,8 @@ class TrainBatches(Iterator[Prepared]):
             if "DataLoader worker" not in str(error):
                 raise
             raise DatasetError(
-                f"a worker that prepares batches has died at step {self.step} ({error}); where memory is short, pass a "
-                "smaller --num_workers"
+                f"a worker that prepares batches has died at step {self.step} ({error}); where memory or /dev/shm is "
+                "short, pass a smaller --num_workers"
             ) from error
         finally:
             self.waited_s += time.perf_counter() - begin
