@@ -267,7 +267,7 @@ def test_another_normalisation_than_the_checkpoints_is_refused(home: Path, tmp_p
 
 def test_a_tokenizer_for_other_chunks_says_what_would_fit_one(home: Path, tmp_path: Path) -> None:
     flags = {"policy.path": home / "start", "policy.chunk_size": 5, "policy.n_action_steps": 5}
-    with pytest.raises(PolicyError, match=r"chunks of 4 steps .* --policy.auto_fit_fast_tokenizer=true fits one"):
+    with pytest.raises(PolicyError, match=r"chunks of 4 steps .*--policy.auto_fit_fast_tokenizer=true fits one"):
         started(home, tmp_path / "out", **flags)
 
 
