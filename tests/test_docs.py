@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,37 @@ def test_the_page_of_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     ):
         exec(compile(block, "README.md", "exec"), names)
     assert "torch.Size([1, 10, 6])" in capsys.readouterr().out
+
+
+def test_the_page_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    from pi0_fast.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs/train.md").read_text()
+    found = re.findall(r"^```(python|bash)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert [kind for kind, _ in found] == ["python", "bash", "bash", "python"]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for kind, block in found:
+            if kind == "python":
+                exec(compile(block, "docs/train.md", "exec"), {})
+                continue
+            program, *arguments = shlex.split(block.replace("\\\n", " "))
+            assert program == "pi0-fast"
+            assert main(arguments) == 0, capsys.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "resuming outputs/circles/checkpoints/000040 at step 40 of 50" in printed
+    assert printed.endswith("torch.Size([1, 8, 3])\n")
+    assert (tmp_path / "outputs/circles/report.json").is_file()
+    # The command for a GPU is parsed at least.
+    from pi0_fast.train_config import TrainConfig, parse_train
+
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    parse_train(TrainConfig, shlex.split(block.replace("\\\n", " "))[2:], "pi0-fast train").validate()
