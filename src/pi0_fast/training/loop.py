@@ -293,8 +293,9 @@ class _Loop:
             "counts": dict(self._policy.counts),
             "conditions": self._conditions(),
         }
+        state = self._optimizer.state()  # of the weights themselves, not of their averages
         with self._optimizer.averaged():
-            self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, self._optimizer.state())
+            self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state)
         metrics.draw(_SECONDS_BETWEEN_PICTURES)
 
     def _write_model(self, directory: Path) -> None:
