@@ -354,6 +354,18 @@ def test_another_content_is_decoded_anew(tmp_path: Path) -> None:
     assert len(list(cache.glob("*.npy"))) == 4
 
 
+def test_another_stretch_of_a_file_is_another_content(tmp_path: Path) -> None:
+    root, cache = v3(tmp_path / "it"), tmp_path / "cache"
+    times = np.arange(7) / 10
+    (before,) = Cameras(open_dataset("local/it", root=root), [TOP], cache_dir=cache).frames(TOP, 1, [2], times)
+    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[1][f"videos/{TOP}/from_timestamp"] += 0.4
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    (after,) = Cameras(open_dataset("local/it", root=root), [TOP], cache_dir=cache).frames(TOP, 1, [2], times)
+    assert (number_of(before), number_of(after)) == (14, 18)
+
+
 def test_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = open_dataset("local/it", root=v2(tmp_path / "it"))
     check_all(Cameras(reader, [TOP], cache_dir=tmp_path / "cache"))

@@ -123,6 +123,27 @@ def test_damage_is_named(videos: dict[str, Path], tmp_path: Path) -> None:
         decoders.frames(damaged("zeros.mp4", bytes(zeros)), [n / 10 for n in range(40)], 10, 3)
 
 
+def test_frames_that_build_on_a_damaged_one_are_not_given(tmp_path: Path) -> None:
+    """A decoder hides what is missing and says so once; the pictures after it, to the next key frame, are wrong too."""
+    path = build_video(tmp_path / "it.mp4", range(40), options={"g": "25", "bf": "0", "crf": "18", "sc_threshold": "0"})
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    content = bytearray(path.read_bytes())
+    begin, size = places[20]
+    half = size // 2
+    content[begin + half : begin + size] = bytes(255 - byte for byte in content[begin + half : begin + size])
+    path.write_bytes(content)
+    decoders = VideoDecoders()
+    for number in range(40):
+        if 20 <= number < 25:
+            with pytest.raises(DatasetError, match=rf"episode 1, {number / 10:.4f} s\) .*damaged"):
+                decoders.frames(path, [number / 10], 10, 1)
+        else:
+            assert number_of(decoders.frames(path, [number / 10], 10, 1)[0]) == number
+    past_it = decoders.frames(path, [1.9, 3.0], 10, 1)
+    assert [number_of(image) for image in past_it] == [19, 30], "a key frame builds on nothing"
+
+
 def test_a_file_without_video_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sound.mp4"
     with av.open(str(path), "w") as container:
@@ -154,9 +175,10 @@ def test_a_pickle_opens_its_own(videos: dict[str, Path]) -> None:
     assert (again._capacity, len(decoders._open)) == (3, 1)
 
 
-def test_a_fork_opens_its_own(videos: dict[str, Path]) -> None:
+def test_a_fork_opens_its_own(tmp_path: Path) -> None:
     """Parent and children read one file at the same time; a shared file offset would mix them up."""
-    path = videos["h264, one key frame"]
+    path = build_video(tmp_path / "it.mp4", range(40), options={"g": "8", "crf": "4"}, noise=25)
+    assert path.stat().st_size > 150_000, "more than what is read at once"
     decoders = VideoDecoders()
     decoders.frames(path, [0.5], 10, 0)
     children = []

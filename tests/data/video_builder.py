@@ -34,8 +34,13 @@ def build_video(
     codec: str = "libx264",
     options: dict[str, str] | None = None,
     ticks: Sequence[int] | None = None,
+    noise: int = 0,
 ) -> Path:
-    """A video of the pictures of some numbers; `ticks` are their times in 1/1000 s, else 0, 1/fps, ..."""
+    """A video of the pictures of some numbers; `ticks` are their times in 1/1000 s, else 0, 1/fps, ...
+
+    With `noise`, levels differ by up to as much, which makes the file large.
+    """
+    random = np.random.default_rng(0)
     path.parent.mkdir(parents=True, exist_ok=True)
     with av.open(str(path), "w") as container:
         stream: Any = container.add_stream(codec, rate=fps, options=options or {"g": "2", "crf": "23"})
@@ -43,7 +48,8 @@ def build_video(
         stream.time_base = Fraction(1, 1000)
         stream.codec_context.time_base = Fraction(1, 1000)
         for place, number in enumerate(numbers):
-            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+            image = picture(number) + random.integers(0, noise + 1, (HEIGHT, WIDTH, 3)).astype(np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.time_base = Fraction(1, 1000)
             frame.pts = ticks[place] if ticks is not None else place * 1000 // fps
             container.mux(stream.encode(frame))

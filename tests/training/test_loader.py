@@ -92,6 +92,22 @@ def test_the_same_batches_in_any_number_of_workers_and_from_any_step(root: Path)
     assert not torch.equal(plain.images, alone[0].images), "the transforms do something"
 
 
+def test_without_workers_one_thread_prepares_as_in_a_worker(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resizing on two threads differs in the last bit, so that a run would depend on the number of workers."""
+    seen = []
+    original = Preparation.training
+    monkeypatch.setattr(
+        Preparation, "training", lambda *given: seen.append(torch.get_num_threads()) or original(*given)
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        batches(root, 0, count=1)
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_spawned_worker_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.utils.data.DataLoader, "_DataLoader__multiprocessing_context", None, raising=False)
     before = multiprocessing.get_start_method()

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +110,14 @@ def decoder_version() -> str:
     return "none" if av is None else f"PyAV {av.__version__}"
 
 
+class _Decoded(NamedTuple):
+    """A decoded frame, its time in seconds, and whether it can be trusted."""
+
+    frame: Any
+    time: float
+    damaged: bool
+
+
 class _Video:
     """An open file and where its decoder stands."""
 
@@ -133,7 +141,7 @@ class _Video:
         known = VideoReformatter.reformat.__doc__ or ""
         self._one_thread: dict[str, Any] = {"threads": 1} if ":param int threads" in known else {}
         self._frames: Iterator[Any] = iter(())
-        self._last: Any = None  # frame decoded last, None before the first seek
+        self._last: _Decoded | None = None  # frame decoded last, None before the first seek
         self._reach = 0.0  # seconds; the longest way from a key frame to what was asked for
 
     def close(self) -> None:
@@ -141,16 +149,18 @@ class _Video:
             self._container.close()
 
     def pixels(self, time: float, fps: float) -> Image:
-        frame = self._nearest(time, 1 / fps)
-        if frame is None:
+        found = self._nearest(time, 1 / fps)
+        if found is None:
             raise _Fault("the video has no frame that can be decoded there")
-        if abs(frame.time - time) * fps > _TOLERANCE:
-            raise _Fault(f"the nearest frame is at {frame.time:.4f} s, further away than half a frame")
-        if frame.is_corrupt:
-            raise _Fault("the frame is damaged")
-        return np.asarray(self._reformatter.reformat(frame, format="rgb24", **self._one_thread).to_ndarray(), np.uint8)
+        if abs(found.time - time) * fps > _TOLERANCE:
+            raise _Fault(f"the nearest frame is at {found.time:.4f} s, further away than half a frame")
+        if found.damaged:
+            raise _Fault("the frame, or one that it builds on, is damaged")
+        return np.asarray(
+            self._reformatter.reformat(found.frame, format="rgb24", **self._one_thread).to_ndarray(), np.uint8
+        )
 
-    def _nearest(self, time: float, frame_s: float) -> Any:
+    def _nearest(self, time: float, frame_s: float) -> _Decoded | None:
         """The decoded frame nearest to a time, or None."""
         best = self._last
         # Going on decodes what lies between; a seek decodes from a key frame, about as far as the furthest one yet.
@@ -158,7 +168,7 @@ class _Video:
             best = self._seek(time, frame_s)
             if best is not None:
                 self._reach = max(self._reach, time - best.time)
-        while best is not None and self._last.time < time - _CERTAIN * frame_s:
+        while best is not None and self._last is not None and self._last.time < time - _CERTAIN * frame_s:
             frame = self._next()
             if frame is None:
                 break
@@ -166,7 +176,7 @@ class _Video:
                 best = frame
         return best
 
-    def _seek(self, time: float, frame_s: float) -> Any:
+    def _seek(self, time: float, frame_s: float) -> _Decoded | None:
         """The first frame from the last key frame before a time; None when nothing can be decoded."""
         earliest = self._stream.start_time or 0
         # A key frame may be shown later than frames that are stored behind it: then go back further.
@@ -181,14 +191,16 @@ class _Video:
                 return frame
             back = max(2 * back, 8 * frame_s)
 
-    def _next(self) -> Any:
+    def _next(self) -> _Decoded | None:
         frame = next(self._frames, None)
         if frame is None:
             return None
         if frame.time is None:
             raise _Fault("a frame has no time")
-        self._last = frame
-        return frame
+        # The decoder marks only the frame whose data is damaged; those up to the next key frame build on it.
+        damaged = self._last is not None and self._last.damaged and not frame.key_frame
+        self._last = _Decoded(frame, float(frame.time), damaged or bool(frame.is_corrupt))
+        return self._last
 
 
 class _Fault(Exception):
