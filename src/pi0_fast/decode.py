@@ -37,6 +37,8 @@ STRIDE = 8
 _BLOCK = 64
 # The smallest draw of a float32 exponential that is not 0: the resolution of its uniform source.
 _SMALLEST_DRAW = 2.0**-25
+# At the one, scores that differ are further apart than any two draws; at the other, all differences are rounded away.
+_COLDEST, _HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -294,9 +296,9 @@ def generate(
             below 0, or logits that are not numbers.
     """
     _check(image_features, image_valid, ids, valid, causal, temperature, max_steps, position_gap)
-    rows, most = choice.start(model, len(ids), max_steps)
     # Plain tensors come out (clones made outside), but within, torch keeps no books for gradients.
     with torch.inference_mode():
+        rows, most = choice.start(model, len(ids), max_steps)
         prompt = _join(model, image_features, image_valid, ids, valid, causal, count_padding, position_gap)
         feeder: _Feeder = (_Cached if use_cache else _Uncached)(model, prompt, most)
         chosen, scores = _loop(rows, most, feeder, temperature, generator, log_probabilities)
@@ -327,8 +329,12 @@ def _check(
     max_steps: int | None,
     position_gap: int,
 ) -> None:
-    if not (math.isfinite(temperature) and temperature >= 0):
-        raise PolicyError(f"temperature is {temperature}; it must be 0 (greedy) or a positive number")
+    try:
+        possible = math.isfinite(temperature) and temperature >= 0
+    except (TypeError, OverflowError):
+        possible = False
+    if not possible:
+        raise PolicyError(f"temperature is {temperature!r}; it must be 0 (greedy) or a positive number")
     if (max_steps is not None and max_steps < 1) or position_gap < 0:
         raise PolicyError(
             f"max_steps is {max_steps} and position_gap {position_gap}; needed are at least 1 and at least 0"
@@ -491,6 +497,8 @@ def _draw(scores: Tensor, temperature: float, generator: torch.Generator | None)
     The largest score first becomes 0, lest a small temperature overflow. The index with the largest score -
     log(exponential draw) is distributed as the softmax (Gumbel's trick): nothing is summed up or sorted.
     """
+    # Beyond these two a float32 would become 0 or infinite, and scores NaN; within, nothing is left to change.
+    temperature = min(max(temperature, _COLDEST), _HOTTEST)
     scores = (scores - scores.amax(1, keepdim=True)).div_(temperature)
     noise = torch.empty_like(scores).exponential_(generator=generator).clamp_min_(_SMALLEST_DRAW).log_()
     return (scores - noise).argmax(1), scores

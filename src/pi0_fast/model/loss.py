@@ -66,29 +66,47 @@ def _forward(
     """The loss and the gradients that are wanted, for an upstream gradient of 1."""
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     hidden_gradient = torch.empty_like(hidden) if want_hidden else None
-    head_gradient: Tensor | None = None
-    rows = max(1, SCORES_BYTES // (4 * head.shape[0]))
+    head_gradient = torch.zeros_like(head) if want_head else None
+    rows = min(max(1, SCORES_BYTES // (4 * head.shape[0])), max(1, len(hidden)))
+    # One buffer for all chunks: fresh memory of this size costs as much as what is computed in it.
+    buffer = torch.empty(rows, head.shape[0], dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), rows):
         part = slice(start, start + rows)
-        chunk, target, weight = hidden[part], ids[part, None], weights[part, None].float()
-        scores = functional.linear(chunk, head).float()
-        log_probabilities = torch.log_softmax(scores, dim=-1)
-        del scores
-        total -= (log_probabilities.gather(1, target) * weight).sum()
-        if not want_hidden and not want_head:
+        chunk, target, weight = hidden[part], ids[part], weights[part, None].float()
+        scores = buffer[: len(chunk)]
+        if head.dtype == torch.float32:
+            torch.mm(chunk, head.T, out=scores)
+        else:
+            scores.copy_(functional.linear(chunk, head))
+        chosen, top = scores.gather(1, target[:, None]), scores.amax(1, keepdim=True)
+        norm = scores.sub_(top).exp_().sum(1, keepdim=True)
+        total -= ((chosen - top - norm.log()) * weight).sum()
+        # d loss / d scores = weight * (scores / norm - [is the target])
+        share = weight / norm
+        if head.dtype != torch.float32:
+            scores.mul_(share).scatter_add_(1, target[:, None], -weight)
+            _add_gradients(scores.to(head.dtype), chunk, head, part, hidden_gradient, head_gradient)
             continue
-        # d loss / d scores = weight * (probability - [is the target])
-        gradient = log_probabilities.exp_().scatter_add_(
-            1, target, target.new_full((1, 1), -1).float().expand_as(target)
-        )
-        gradient = gradient.mul_(weight).to(head.dtype)
+        # In float32 the factors and the target's part are exact enough on the small matrices.
         if hidden_gradient is not None:
-            torch.mm(gradient, head, out=hidden_gradient[part])
-        if want_head:
-            if head_gradient is None:
-                head_gradient = gradient.T @ chunk
-            else:
-                head_gradient.addmm_(gradient.T, chunk)
-    if want_head and head_gradient is None:
-        head_gradient = torch.zeros_like(head)
+            torch.mm(scores, head, out=hidden_gradient[part])
+            hidden_gradient[part].mul_(share).sub_(head[target] * weight)
+        if head_gradient is not None:
+            head_gradient.addmm_(scores.T, chunk * share)
+            head_gradient.index_add_(0, target, chunk * weight, alpha=-1)
     return total, hidden_gradient, head_gradient
+
+
+def _add_gradients(
+    gradient: Tensor,
+    chunk: Tensor,
+    head: Tensor,
+    part: slice,
+    hidden_gradient: Tensor | None,
+    head_gradient: Tensor | None,
+) -> None:
+    """From the gradient of a chunk's scores, [n, V], to those of its positions and of the head."""
+    if hidden_gradient is not None:
+        torch.mm(gradient, head, out=hidden_gradient[part])
+    if head_gradient is not None:
+        head_gradient.addmm_(gradient.T, chunk)
