@@ -57,6 +57,10 @@ class KeyValueCache:
         return self.keys[0].shape[2]
 
 
+#: Up to this many rows of a step, a float32 product on a CPU waits for its weights.
+_FEW_ROWS = 8
+
+
 class RMSNorm(nn.Module):
     """Divide by the root mean square, multiply by (1 + weight); computed in float32 whatever the input."""
 
@@ -240,12 +244,24 @@ def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column
     return x + layer.down(functional.gelu(layer.gate(normed), approximate="tanh") * layer.up(normed))
 
 
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """``functional.linear(x, weight)`` of [N, width] and [K, width], quick for the few rows of a step, too.
+
+    In float32 on a CPU, reading the weights is what takes the time then, and this way round they are read in order.
+    """
+    if 1 < len(x) <= _FEW_ROWS and x.ndim == 2 and weight.dtype == torch.float32 and weight.device.type == "cpu":
+        return torch.mm(weight, x.t()).t().contiguous()
+    return functional.linear(x, weight)
+
+
 def _direct(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The function of a plain linear map; anything else (an adapter, a hook, a quantised map) is called as it is."""
-    if type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks:
-        weight, bias = module.weight, module.bias
-        return lambda x: functional.linear(x, weight, bias)
-    return module
+    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+        return module
+    weight, bias = module.weight, module.bias
+    if bias is None:
+        return lambda x: product(x, weight)
+    return lambda x: functional.linear(x, weight, bias)
 
 
 class Decoder(nn.Module):
