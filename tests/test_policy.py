@@ -660,3 +660,13 @@ def test_counts_are_sums_and_the_first_of_each_kind_is_logged(caplog: pytest.Log
     assert policy.counts["state_above"] >= 4
     assert caplog.text.count("state_above") == 1
     assert "rows:" not in caplog.text
+
+
+def test_the_first_chunk_may_be_predicted_within_inference_mode() -> None:
+    """What generation keeps for later calls belongs to no mode of torch."""
+    policy, batch = new_policy(), batch_of(2)
+    with torch.inference_mode():
+        first = policy.predict_action_chunk(batch)
+    torch.testing.assert_close(policy.predict_action_chunk(batch), first)
+    with torch.enable_grad():
+        torch.testing.assert_close(policy.predict_action_chunk(batch), first)
