@@ -381,7 +381,7 @@ class PI0FastPolicy(nn.Module):
             log_probabilities.append(-functional.cross_entropy(scores, wanted, reduction="none"))
         prompt = prepared.prompt
         weights = torch.from_numpy(prompt.weight[prompt.label])
-        is_action = torch.isin(labels.cpu(), torch.tensor(self.preparation.prompt.action_text_ids))
+        is_action = torch.isin(labels.cpu(), torch.tensor(self.preparation.prompt.action_text_ids, device="cpu"))
         return TargetScores(torch.cat(log_probabilities).cpu(), torch.cat(hits).cpu(), is_action, weights)
 
     def _targets(self, batch: Mapping[str, Any] | Prepared) -> tuple[Prepared, Tensor, Tensor]:
@@ -428,6 +428,8 @@ class PI0FastPolicy(nn.Module):
             temperature: in place of the configuration's; 0 is greedy.
             generator: of the draws, on the model's device.
 
+        torch.autocast around the call changes nothing: the format is that of the weights.
+
         Returns:
             float32 [B, chunk_size, D] on the CPU, in the robot's units; and the info if asked for. With
             ``constrained=False`` a row may hold no chunk: it is decoded as LeRobot does (missing coefficients are 0,
@@ -442,24 +444,26 @@ class PI0FastPolicy(nn.Module):
         self._count(prepared.counts)
         prompt, config = prepared.prompt, self.config
         ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
-        with torch.inference_mode():
-            features, seen = self._image_features(prepared)
-        made = generate(
-            self.model,
-            features,
-            None if features is None else seen,
-            ids,
-            valid,
-            causal,
-            choice=self._choice,
-            temperature=config.temperature if temperature is None else temperature,
-            max_steps=None if config.constrained else config.max_decoding_steps,
-            use_cache=config.use_kv_cache,
-            position_gap=config.position_gap,
-            count_padding=config.count_padding_in_positions,
-            generator=generator,
-            log_probabilities=return_info,
-        )
+        # Generation has the format of the weights: with torch.autocast, cache and steps would have two.
+        with torch.autocast(self.model.device.type, enabled=False):
+            with torch.inference_mode():
+                features, seen = self._image_features(prepared)
+            made = generate(
+                self.model,
+                features,
+                None if features is None else seen,
+                ids,
+                valid,
+                causal,
+                choice=self._choice,
+                temperature=config.temperature if temperature is None else temperature,
+                max_steps=None if config.constrained else config.max_decoding_steps,
+                use_cache=config.use_kv_cache,
+                position_gap=config.position_gap,
+                count_padding=config.count_padding_in_positions,
+                generator=generator,
+                log_probabilities=return_info,
+            )
         return self._chunks(made, prepared, return_info)
 
     def _chunks(self, made: Generation, prepared: Prepared, return_info: bool) -> Any:
@@ -552,7 +556,7 @@ def _device(asked: torch.device | str | None, config: PI0FastConfig) -> torch.de
     Raises:
         PolicyError: the one asked for is none that torch knows, or not there.
     """
-    name = str(asked or config.device or "cpu")
+    name = str(next(name for name in (asked, config.device, "cpu") if name is not None))
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

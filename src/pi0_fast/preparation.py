@@ -145,7 +145,9 @@ class Preparation:
         if renamed.get(TASK_KEY) is None:
             raise PolicyError(f"the batch has no {TASK_KEY!r}: a text that says what to do, or one for each row")
         tasks = renamed[TASK_KEY]
-        if not isinstance(tasks, str | Sequence | np.ndarray):
+        if isinstance(tasks, np.ndarray):
+            tasks = tasks.tolist()  # a text where it has no axis
+        if not isinstance(tasks, str | Sequence):
             raise PolicyError(f"{TASK_KEY!r} must be a text, or one for each row, not {type(tasks).__name__}")
         tasks = [tasks] * len(states) if isinstance(tasks, str) else list(tasks)
         if len(tasks) != len(states):
@@ -217,7 +219,7 @@ class Preparation:
                 valid.append(config.attend_missing_cameras)
         if not images:
             return None, np.zeros(0, bool)
-        black = torch.full((len(rows), 3, *config.image_resolution), -1.0, device=device)
+        black = torch.full((len(rows), 3, *config.image_resolution), -1.0, dtype=torch.float32, device=device)
         stacked = torch.stack([black if image is None else image for image in images], dim=1)
         return stacked, np.array(valid)
 

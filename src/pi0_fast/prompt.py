@@ -233,7 +233,7 @@ class Prompt:
 
     def _head(self, task: str, row: int) -> str:
         """The text up to the state's numbers."""
-        if not isinstance(task, str) or not task.strip():
+        if not isinstance(task, str) or not task.replace("_", " ").strip():
             raise PolicyError(f"the task in row {row} must be a text that says what to do, not {task!r}")
         try:
             task.encode()

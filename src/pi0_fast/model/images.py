@@ -54,7 +54,7 @@ def prepare_images(
             pixels, levels = _resize_8bit(pixels, levels, (inner_height, inner_width)), 255.0
         else:
             pixels = _resize(pixels.to(torch.float32), (inner_height, inner_width))
-    result = torch.full((len(pixels), 3, height, width), -1.0, device=pixels.device)
+    result = torch.full((len(pixels), 3, height, width), -1.0, dtype=torch.float32, device=pixels.device)
     top, left = (height - inner_height) // 2, (width - inner_width) // 2
     inside = result[:, :, top : top + inner_height, left : left + inner_width]
     inside.copy_(pixels)
@@ -66,6 +66,8 @@ def prepare_images(
 
 def _as_tensor(images: Any, key: str) -> Tensor:
     if isinstance(images, Tensor):
+        if images.layout is not torch.strided:
+            raise PolicyError(f"{key}: images of layout {images.layout}; needed is a dense tensor")
         return images.detach()
     if not isinstance(images, np.ndarray):
         raise PolicyError(

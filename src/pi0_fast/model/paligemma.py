@@ -8,13 +8,14 @@ decoding loop (decode.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pi0_fast.model.architecture import Architecture
-from pi0_fast.model.gemma import Decoder, KeyValueCache, rotary_frequencies
+from pi0_fast.model.gemma import Decoder, KeyValueCache, product, rotary_frequencies
 from pi0_fast.model.siglip import VisionTower
 from pi0_fast.types import PolicyError
 
@@ -51,8 +52,8 @@ class PaliGemma(nn.Module):
         self.decoder = Decoder(text)
         self.lm_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
         for name, parameter in self.named_parameters():
-            if not keeps_float32(name):
-                parameter.data = parameter.data.to(dtype)
+            # Said for all, lest torch.set_default_dtype have a say.
+            parameter.data = parameter.data.to(torch.float32 if keeps_float32(name) else dtype)
         if tied_head:
             self.lm_head.weight = self.embed_tokens.weight
         # Rounded to the dtype, as it was when the checkpoints were trained.
@@ -60,6 +61,26 @@ class PaliGemma(nn.Module):
         self._compiled_hidden_states: Callable[..., Tensor] | None = None
         self._compiled_prefill: Callable[..., Tensor] | None = None
         self._compiled_step: Callable[..., Tensor] | None = None
+        self._tie_again = False
+        self.register_load_state_dict_pre_hook(_before_loading)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_after_loading)  # type: ignore[no-untyped-call]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PaliGemma:
+        """What `to`, `half`, `float` and the like go through: devices change, number formats do not.
+
+        Raises:
+            PolicyError: a change of format. Some weights are float32 in any model, so that torch would break it.
+        """
+        for dtype in {torch.float32, self.dtype}:
+            changed = fn(torch.empty(0, dtype=dtype, device=self.device)).dtype
+            if changed != dtype:
+                names = [str(kind).removeprefix("torch.") for kind in (self.dtype, changed)]
+                raise PolicyError(
+                    f"a {names[0]} model cannot be converted to {names[1]} in place: load the policy with "
+                    "dtype='float32' or dtype='bfloat16' (from_pretrained), or make it so (dtype of its configuration)"
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     @property
     def tied_head(self) -> bool:
@@ -168,7 +189,7 @@ class PaliGemma(nn.Module):
 
     def logits(self, hidden: Tensor, rows: Tensor | None = None) -> Tensor:
         """Scores of the whole vocabulary, or of the rows from `head_rows`: [..., width] -> float32 [..., V or K]."""
-        return functional.linear(hidden, self.lm_head.weight if rows is None else rows).float()
+        return product(hidden, self.lm_head.weight if rows is None else rows).float()
 
     def compile(self, mode: str = "default") -> None:
         """Replace `hidden_states`, `prefill` and `step` by compiled versions, from now on.
@@ -197,6 +218,25 @@ class PaliGemma(nn.Module):
         self, embeddings: Tensor, mask: Tensor, positions: Tensor, cache: KeyValueCache, wanted: Tensor | None
     ) -> Tensor:
         return self.decoder(embeddings, mask, positions, cache, wanted)  # type: ignore[no-any-return]
+
+
+def _before_loading(model: PaliGemma, state: dict[str, Any], prefix: str, *rest: Any) -> None:  # noqa: ARG001
+    """In `load_state_dict`: a shared tensor cannot take two different ones, of which torch would keep the last."""
+    model._tie_again = model.tied_head
+    table, head = (state.get(f"{prefix}{name}.weight") for name in ("embed_tokens", "lm_head"))
+    if not model.tied_head or table is None or head is None or table is head:
+        return
+    if table.shape == head.shape and not torch.equal(table, head.to(table.device)):
+        raise PolicyError(
+            "this model shares one tensor between head and token table, and the given weights have two different "
+            "ones: load them into a model that does not (weights.load, from_pretrained)"
+        )
+
+
+def _after_loading(model: PaliGemma, incompatible: Any) -> None:  # noqa: ARG001
+    """With ``assign=True`` each name has got a tensor of its own."""
+    if model._tie_again:
+        model.lm_head.weight = model.embed_tokens.weight
 
 
 def keeps_float32(name: str) -> bool:

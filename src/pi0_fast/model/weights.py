@@ -86,6 +86,7 @@ def foreign_name(name: str) -> str:
     return PREFIX + pattern.replace(".layers.N.", f".layers.{layer[1]}.")
 
 
+@torch.inference_mode(False)  # weights made in that mode could never be trained
 def load(
     path: str | Path,
     architecture: Architecture,
@@ -139,7 +140,7 @@ def load(
         warnings.warn(
             _lists(Path(path), missing, unexpected, []) + "; loaded all the same (strict=False)", stacklevel=2
         )
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator("cpu").manual_seed(0)
         for key in missing:
             name, parameter = wanted[key]
             state[name] = _random(name, parameter.shape, generator).to(device, parameter.dtype)
@@ -190,6 +191,7 @@ def save(
     return [*(directory / name for name in names), directory / INDEX_FILE]
 
 
+@torch.inference_mode(False)
 def initialize(
     architecture: Architecture,
     dtype: torch.dtype = torch.float32,
@@ -205,7 +207,7 @@ def initialize(
     """
     with torch.device("meta"):
         model = PaliGemma(architecture, tied_head=tied_head, dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     state = {
         name: _random(name, parameter.shape, generator).to(device, parameter.dtype)
         for name, parameter in model.named_parameters()
@@ -213,20 +215,19 @@ def initialize(
     if tied_head:
         state[HEAD] = state[TABLE]
     model.load_state_dict(state, strict=True, assign=True)
-    if tied_head:
-        model.lm_head.weight = model.embed_tokens.weight
     return model.eval()
 
 
 def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     """float32 values for one parameter; see `initialize`."""
+    # Said, lest torch's defaults have a say.
+    values = torch.empty(shape, dtype=torch.float32, device="cpu")
     if name.endswith(".bias"):
-        return torch.zeros(shape)
+        return values.zero_()
     if "norm" in name:
         # Gemma's norms multiply by (1 + weight), SigLIP's by weight.
-        return torch.zeros(shape) if name.startswith("decoder.") else torch.ones(shape)
-    inputs = math.prod(shape[1:])
-    return torch.randn(shape, generator=generator) / math.sqrt(inputs)
+        return values.fill_(0.0 if name.startswith("decoder.") else 1.0)
+    return values.normal_(generator=generator) / math.sqrt(math.prod(shape[1:]))
 
 
 @dataclass(frozen=True)
