@@ -47,7 +47,7 @@ _COMPUTE, _OPTIMIZER, _INFERENCE = "Policy: device and memory", "Policy: optimiz
 
 @dataclass
 class ImageTransformsConfig:
-    """Random changes of training images; the same for all cameras of one frame is not attempted."""
+    """Random changes of training images, of each camera on its own; never of those that are measured on."""
 
     enable: bool = option(False, group=_TRANSFORMS, help="Shift and colour training images at random.")
     max_shift: float = option(
@@ -293,7 +293,7 @@ class PolicyOptions:
         None, group=_OPTIMIZER, help="Largest norm of the gradient; 0 does not clip.", shown="1.0"
     )
     optimizer_fused: bool | None = option(
-        None, group=_OPTIMIZER, help="Fused AdamW; on --resume the saved choice holds.", shown="true on cuda"
+        None, group=_OPTIMIZER, help="Fused AdamW; on --resume the saved choice holds.", shown="true on cuda and cpu"
     )
     scheduler_warmup_steps: int | None = option(
         None, group=_OPTIMIZER, help="Steps until the peak rate; scaled down with --steps.", shown="1000"

@@ -316,9 +316,6 @@ class _Loop:
             where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
             say(f"trained {step} steps{where}")
             self._push()
-            if self._config.policy.pushes:
-                with self._optimizer.averaged(), self._run.generating():
-                    say(f"uploaded: {self._run.push()}")
         elif self._newest is None:
             say(f"stopped after step {step} without a checkpoint")
         else:

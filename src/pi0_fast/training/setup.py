@@ -115,16 +115,6 @@ class Run:
         else:
             lora.write_adapter_checkpoint(directory, policy, peft, base)
 
-    def push(self) -> str:
-        """Upload the policy, as it is now, to the hub; returns the address of the commit.
-
-        Raises:
-            HubError: as in `PI0FastPolicy.push_to_hub`.
-        """
-        options = self.config.policy
-        assert options.repo_id is not None  # validated
-        return self.policy.push_to_hub(options.repo_id, private=bool(options.private))
-
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
         return nullcontext() if self.config.peft is None else lora.merged_within(self.policy)
