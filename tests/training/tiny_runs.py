@@ -15,14 +15,19 @@ import numpy as np
 from pi0_fast.data.writer import LeRobotWriter
 
 ACTION, STATE, PIXELS = 3, 4, 28
-#: Runs the command line in a process that kills itself (SIGKILL), or sends itself a signal, at the n-th call of a
-#: function: arguments are module, dotted name, n, before or after, the signal's number, and the command line.
+#: Runs the command line in a process that kills itself (SIGKILL), or sends another signal to itself and its workers as
+#: a terminal does, at the n-th call of a function. Arguments are module, dotted name, n, before or after, the signal's
+#: number, and the command line.
 DRIVER = """
 import importlib, os, sys
 import torch
 torch.set_num_threads(1)
 module, name, number, when, signal, *arguments = sys.argv[1:]
 calls = 0
+def send():
+    if int(signal) == 9:
+        os.kill(os.getpid(), 9)
+    os.killpg(os.getpid(), int(signal))
 if module:
     owner = importlib.import_module(module)
     *path, last = name.split(".")
@@ -33,10 +38,10 @@ if module:
         global calls
         calls += 1
         if calls == int(number) and when == "before":
-            os.kill(os.getpid(), int(signal))
+            send()
         result = original(*args, **kwargs)
         if calls == int(number) and when == "after":
-            os.kill(os.getpid(), int(signal))
+            send()
         return result
     setattr(owner, last, counted)
 from pi0_fast.cli import main
@@ -124,13 +129,14 @@ def arguments(folder: Path, output: Path, **flags: object) -> list[str]:
 def run(
     line: list[str], *, at: tuple[str, str, int, str] = ("", "", 0, ""), signal: int = 9
 ) -> subprocess.CompletedProcess[str]:
-    """A command line in a process of its own, which sends itself a signal at the n-th call of a function."""
+    """A command line in a process of its own, with a signal at the n-th call of a function; see `DRIVER`."""
     module, name, number, when = at
     return subprocess.run(
         [sys.executable, "-c", DRIVER, module, name, str(number), when, str(signal), *line],
         capture_output=True,
         text=True,
         check=False,
+        start_new_session=True,
     )
 
 
