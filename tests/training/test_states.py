@@ -54,7 +54,9 @@ def test_last_follows_and_old_ones_go(tmp_path: Path) -> None:
         assert os.readlink(tmp_path / "checkpoints" / "last") == f"{step:08d}"
     assert names(tmp_path / "checkpoints") == ["00000015", "00000020", "last"]
     # A run that was resumed from an older one leaves the later ones of its predecessor alone.
+    assert newest_checkpoint(tmp_path) == checkpoints.directory(20)
     save(checkpoints, 16)
+    assert newest_checkpoint(tmp_path) == checkpoints.directory(16)
     assert names(tmp_path / "checkpoints") == ["00000015", "00000016", "00000020", "last"]
 
 

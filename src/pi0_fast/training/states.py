@@ -191,7 +191,11 @@ class Checkpoints:
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
-    """The complete checkpoint of the highest step in a run's directory, or None."""
+    """The complete checkpoint that a run's directory got last, or None.
+
+    That is where `last` leads, unless a kill came between a checkpoint and its link. Higher steps that were there
+    before are of a run that was gone back from, and do not count.
+    """
     folder = output_dir / CHECKPOINTS
     if folder.is_dir():
         for entry in sorted(folder.iterdir()):
@@ -199,7 +203,17 @@ def newest_checkpoint(output_dir: Path) -> Path | None:
             if replaced is not None:
                 finish_interrupted_swap(folder / replaced[1])
     complete = _complete(folder)
-    return complete[-1][1] if complete else None
+    linked = os.path.basename(os.path.realpath(folder / LAST))
+    places = [place for place, (_, directory) in enumerate(complete) if directory.name == linked]
+    if not places:
+        return complete[-1][1] if complete else None
+    since = _written(complete[places[0]][1])
+    later = [directory for _, directory in complete[places[0] + 1 :] if _written(directory) > since]
+    return later[-1] if later else complete[places[0]][1]
+
+
+def _written(checkpoint: Path) -> int:
+    return (checkpoint / TRAINING_STATE / STEP_FILE).stat().st_mtime_ns
 
 
 def _complete(folder: Path) -> list[tuple[int, Path]]:
