@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -258,7 +258,7 @@ def _direct(module: nn.Module) -> Callable[[Tensor], Tensor]:
     """The function of a plain linear map; anything else (an adapter, a hook, a quantised map) is called as it is."""
     if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
         return module
-    weight, bias = module.weight, module.bias
+    weight, bias = module.weight, cast("Tensor | None", module.bias)  # torch's own annotation leaves out None
     if bias is None:
         return lambda x: product(x, weight)
     return lambda x: functional.linear(x, weight, bias)
