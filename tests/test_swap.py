@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,53 @@ def test_a_parent_that_cannot_be_written(tmp_path: Path) -> None:
             check_place(tmp_path / "d")
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_writers_of_one_target_take_turns(tmp_path: Path) -> None:
+    target, failures = tmp_path / "d", []
+
+    def write(name: str) -> None:
+        for number in range(15):
+            temporary = temporary_sibling(target)
+            for file in ("a", "b", "c"):
+                (temporary / file).write_text(f"{name}{number}")
+            try:
+                install_directory(temporary, target)
+            except OSError as error:
+                failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(name,)) for name in ("x", "y", "z")]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        finish_interrupted_swap(target)  # as readers do
+    for writer in writers:
+        writer.join()
+    assert failures == []
+    assert {entry.name for entry in tmp_path.iterdir()} == {"d"}
+    assert len({(target / file).read_text() for file in ("a", "b", "c")}) == 1
+
+
+def test_a_reader_waits_for_a_swap_that_is_going_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not finish the swap itself, as after a kill: the writer would find its directories gone."""
+    target, seen = tmp_path / "d", []
+    target.mkdir()
+    temporary = temporary_sibling(target)
+    (temporary / "new").touch()
+    rename = os.rename
+
+    def slow(source: Path, destination: Path) -> None:
+        rename(source, destination)
+        if Path(destination).name.endswith("-old"):
+            reader = threading.Thread(target=lambda: seen.append(finish_interrupted_swap(target)))
+            reader.start()
+            readers.append(reader)
+            reader.join(0.05)
+            assert seen == []
+
+    readers: list[threading.Thread] = []
+    monkeypatch.setattr(os, "rename", slow)
+    install_directory(temporary, target)
+    readers[0].join()
+    assert seen == [False]
+    assert [entry.name for entry in target.iterdir()] == ["new"]

@@ -10,7 +10,8 @@ Steps of `install_directory(temporary, target)`, with the names beside `target` 
 A kill between 2 and 3 leaves no `d` but a complete `.d.pi0-fast-new`; `finish_interrupted_swap` does step 3 and 4
 then. A kill before 2 leaves `d` as it was; a kill after 3 leaves `.d.pi0-fast-old`, with which the next swap does
 step 4. Nothing but directories of these names and the temporary ones of dead processes is ever deleted.
-Two processes that write the same target at the same time are left out: the last one wins or fails.
+Processes of one machine take turns (a lock, where the file system has locks): of two that write the same target the
+last one wins. Left out: writers on several machines that share a file system.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: Between a target's name and what tells temporary directories apart.
@@ -88,9 +89,15 @@ def install_directory(temporary: Path, target: Path, bring_along: BringAlong | N
         OSError: a rename or a write failed; `target` is as it was, or `finish_interrupted_swap` mends it.
     """
     target = Path(os.path.realpath(target))
-    new, old = _names(target)
     _refuse_impossible(target)
-    finish_interrupted_swap(target, bring_along)
+    with _alone(target):
+        _install(temporary, target, bring_along)
+
+
+def _install(temporary: Path, target: Path, bring_along: BringAlong | None) -> None:
+    """The steps of `install_directory`."""
+    new, old = _names(target)
+    _finish(target, bring_along)
     if _is_own(old):
         if target.exists():
             _finish_old(old, target, bring_along)
@@ -120,14 +127,48 @@ def install_directory(temporary: Path, target: Path, bring_along: BringAlong | N
 
 
 def finish_interrupted_swap(target: Path, bring_along: BringAlong | None = None) -> bool:
-    """Finish what a killed `install_directory` left between steps 2 and 3; True when there was anything."""
+    """Finish what a killed `install_directory` left between steps 2 and 3; True when there was anything.
+
+    A swap that is still going on is waited for.
+    """
     target = Path(os.path.realpath(target))
-    new, old = _names(target)
-    if target.exists() or not (new.is_dir() and old.is_dir()):
+    if not _is_interrupted(target):
         return False
+    with _alone(target):
+        return _finish(target, bring_along)
+
+
+def _is_interrupted(target: Path) -> bool:
+    return not target.exists() and all(directory.is_dir() for directory in _names(target))
+
+
+def _finish(target: Path, bring_along: BringAlong | None) -> bool:
+    if not _is_interrupted(target):
+        return False
+    new, old = _names(target)
     _rename_unless_done(new, target)
     _finish_old(old, target, bring_along)
     return True
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Within the block no other process swaps directories beside `target`; where the system has no such locks, any may.
+
+    The lock is on the parent directory, so that no file is left over, and ends with its process.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _finish_old(old: Path, target: Path, bring_along: BringAlong | None) -> None:
