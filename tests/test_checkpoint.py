@@ -298,6 +298,54 @@ def test_a_failure_in_the_middle_leaves_the_old_one_whole(
     assert names_in(saved.parent) == {"policy"}
 
 
+@pytest.mark.parametrize("times", [1, 2, 99])
+@pytest.mark.parametrize("moment", ["read_processors", "load_text_tokenizer", "load"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, moment: str, times: int
+) -> None:
+    """As an evaluation does that loads the newest checkpoint of a training run: one of them, never some of each."""
+    place = weights if moment == "load" else checkpoint
+    read, saves = getattr(place, moment), []
+
+    def slow(*arguments: Any, **options: Any) -> Any:
+        result = read(*arguments, **options)
+        if len(saves) < times:
+            saves.append(new_policy(1 + len(saves)))
+            saves[-1].save_pretrained(saved)
+        return result
+
+    monkeypatch.setattr(place, moment, slow)
+    monkeypatch.setattr(checkpoint, "_READ_PAUSE", 0.0)
+    if times == 99:
+        with pytest.raises(PolicyError, match="is replaced again and again"):
+            PI0FastPolicy.from_pretrained(saved)
+        return
+    loaded = PI0FastPolicy.from_pretrained(saved)
+    assert torch.equal(loaded.model.embed_tokens.weight, saves[-1].model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("times", [1, 99])
+def test_a_shard_that_goes_while_it_is_read(saved: Path, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    new_policy(1).save_pretrained(saved, max_shard_bytes=20_000)
+    survey, saves = weights._survey, []
+
+    def slow(files: Any) -> Any:
+        found = survey(files)
+        if len(saves) < times:
+            saves.append(new_policy(2 + len(saves)))
+            saves[-1].save_pretrained(saved, max_shard_bytes=None if len(saves) % 2 else 20_000)
+        return found
+
+    monkeypatch.setattr(weights, "_survey", slow)
+    monkeypatch.setattr(checkpoint, "_READ_PAUSE", 0.0)
+    if times == 99:
+        with pytest.raises(PolicyError, match="is replaced again and again"):
+            PI0FastPolicy.from_pretrained(saved)
+        return
+    loaded = PI0FastPolicy.from_pretrained(saved)
+    assert torch.equal(loaded.model.embed_tokens.weight, saves[-1].model.embed_tokens.weight)
+
+
 def test_a_writer_killed_between_two_renames(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next reader finishes its work; nothing of the old checkpoint may come along, least of all its weights."""
     (saved / "notes.txt").write_text("mine")
@@ -435,6 +483,31 @@ def test_weights_may_only_be_missing_when_asked_for(saved: Path) -> None:
     with pytest.warns(UserWarning, match=f"1 keys missing: {NORM}.*strict=False"):
         policy = PI0FastPolicy.from_pretrained(saved, strict=False)
     assert policy.model.decoder.norm.weight.tolist() == [0] * 32
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_index_of_nothing(saved: Path, strict: bool) -> None:
+    (saved / "model.safetensors").unlink()
+    (saved / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    with pytest.raises(PolicyError, match=r"index\.json: damaged index: it names no weights"):
+        PI0FastPolicy.from_pretrained(saved, strict=strict)
+
+
+@pytest.mark.parametrize("place", ["../other", "/tmp", "", ".", 3, None, ["tokenizers/text"], "tokenizers/../../x"])
+@pytest.mark.parametrize("kind", ["text_tokenizer", "action_tokenizer"])
+def test_tokenizers_lie_within_the_checkpoint(saved: Path, kind: str, place: Any) -> None:
+    edit(saved / "pi0_fast.json", lambda content: content["details"].update({kind: place}))
+    with pytest.raises(PolicyError, match=r"pi0_fast\.json: .* is no place within the checkpoint"):
+        PI0FastPolicy.from_pretrained(saved)
+
+
+def test_statistics_that_are_no_numbers_are_named_with_their_dimension(saved: Path) -> None:
+    for file in saved.glob("policy_*.safetensors"):
+        arrays = load_arrays(file)
+        arrays["action.q01"][1] = np.nan
+        save_arrays(arrays, file)
+    with pytest.raises(PolicyError, match=r"the statistic q01 of dimension 1.* is nan"):
+        PI0FastPolicy.from_pretrained(saved)
 
 
 def test_a_pickle_is_never_read(saved: Path) -> None:

@@ -242,6 +242,12 @@ def test_another_policy_is_refused(type_: str | None) -> None:
         PI0FastConfig.from_json(lerobot_json(type=type_), "some/config.json")
 
 
+def test_files_that_are_nested_without_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a":' * 100_000)
+    with pytest.raises(PolicyError, match=r"config\.json cannot be read"):
+        read_config(tmp_path)
+
+
 def test_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"config\.json is missing"):
         read_config(tmp_path)

@@ -20,6 +20,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -76,6 +77,8 @@ SIGNATURE_FILES = (PREPROCESSOR_FILE, POSTPROCESSOR_FILE, OWN_FILE)
 OWN_FILES = (CONFIG_FILE, *SIGNATURE_FILES, weights.SINGLE_FILE, weights.INDEX_FILE)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _FINGERPRINT = "pi0_fast."
+# How often a directory is read that is being replaced just now, and the seconds between.
+_READ_TRIES, _READ_PAUSE = 5, 0.05
 _OWN_TENSORS = re.compile(r"(model-\d+-of-\d+|policy_(pre|post)processor_step_\d+_\w+)\.safetensors")
 
 
@@ -161,7 +164,51 @@ def find_checkpoint(
     )
 
 
-def read_checkpoint(
+def read_checkpoint(folder: Path, **options: Any) -> Checkpoint:
+    """Read a checkpoint directory of ours or of LeRobot's, once more where it is replaced meanwhile.
+
+    Its files are opened one after the other, so that a training run that saves there would mix two checkpoints.
+
+    Args:
+        folder: as `find_checkpoint` gives it.
+        options: of `_read_once`.
+
+    Raises:
+        PolicyError: a file is missing, damaged, contradicts another, or does not belong to the weights; or files keep
+            changing.
+    """
+    for _ in range(_READ_TRIES):
+        before, problem, result = _identity(folder), None, None
+        try:
+            result = _read_once(folder, **options)
+        except (PolicyError, TokenizerError, SafetensorError, OSError, RuntimeError) as error:
+            problem = error
+        if before is not None and _identity(folder) == before:
+            if problem is not None:
+                raise problem
+            assert result is not None
+            return result
+        del result  # the memory is needed for the next one
+        time.sleep(_READ_PAUSE)
+        find_checkpoint(folder)
+    raise PolicyError(f"{folder} is replaced again and again: load it when nothing is saved there") from problem
+
+
+def _identity(folder: Path) -> list[tuple[int, ...]] | None:
+    """What changes when the directory is replaced, or one of the checkpoint's files in it; None where it is not there.
+
+    Of a tokenizer's folder only itself: its files are read at one time, and checked.
+    """
+    try:
+        own = sorted(entry for entry in folder.iterdir() if _is_own(entry, entry.name))
+        stats = [folder.stat(), *(entry.stat() for entry in own)]
+    except OSError:
+        return None
+    whole, *files = [(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+    return [whole[:2], *files]
+
+
+def _read_once(
     folder: Path,
     *,
     overrides: Mapping[str, Any] | None = None,
@@ -173,7 +220,7 @@ def read_checkpoint(
     action_tokenizer: FastTokenizer | None = None,
     **hub: Any,
 ) -> Checkpoint:
-    """Read a checkpoint directory of ours or of LeRobot's; see `PI0FastPolicy.from_pretrained` for the arguments.
+    """The files as they are found; see `PI0FastPolicy.from_pretrained` for the arguments.
 
     `device` says, of the configuration, where the weights go; `hub` is token, cache_dir and local_files_only.
 
@@ -186,7 +233,7 @@ def read_checkpoint(
     config = _overridden(stored, overrides or {})
     given = {"action_tokenizer": action_tokenizer is not None, "text_tokenizer": text_tokenizer is not None}
     changed = {name for name in vars(config) if getattr(config, name) != getattr(stored, name)}
-    copies = {kind: folder / str(details[kind]) for kind in LOCAL if kind in details and f"{kind}_name" not in changed}
+    copies = {kind: _copy(folder, details[kind]) for kind in LOCAL if kind in details and f"{kind}_name" not in changed}
     config, text_tokenizer, action_tokenizer = with_tokenizers(
         config, text_tokenizer, action_tokenizer, folder=folder, copies=copies, **hub
     )
@@ -261,6 +308,14 @@ def _overridden(stored: PI0FastConfig, overrides: Mapping[str, Any]) -> PI0FastC
     if changed.input_features.get(STATE_KEY) != stored.input_features.get(STATE_KEY):
         raise PolicyError(f"input_features: {STATE_KEY!r} belongs to the checkpoint's weights and cannot be overridden")
     return changed
+
+
+def _copy(folder: Path, name: Any) -> Path:
+    """Where pi0_fast.json says that a tokenizer lies, which must be in the checkpoint."""
+    parts = Path(name).parts if isinstance(name, str) else ()
+    if not parts or ".." in parts or Path(*parts).is_absolute():
+        raise PolicyError(f"{folder / OWN_FILE}: {name!r} is no place within the checkpoint")
+    return folder.joinpath(*parts)
 
 
 def _place(folder: Path | None, name: str) -> str | Path:

@@ -534,7 +534,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise PolicyError(f"{path} is missing: this is no complete checkpoint directory") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PolicyError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise PolicyError(f"{path} holds no JSON object")

@@ -731,7 +731,7 @@ def _compare_statistics(
         pair = [side.get(ACTION_KEY, {}).get(name) for side in (before, after)]
         if pair[0] is None and pair[1] is None:
             continue  # missing from both: `FeatureNormalizer` says so
-        if pair[0] is None or pair[1] is None or not np.array_equal(pair[0], pair[1]):
+        if pair[0] is None or pair[1] is None or not np.array_equal(pair[0], pair[1], equal_nan=True):
             raise PolicyError(
                 f"{directory}: the statistic {name} of {ACTION_KEY!r} is not the same in the files that "
                 f"{PREPROCESSOR_FILE} and {POSTPROCESSOR_FILE} name: actions would not come back in the robot's units"

@@ -227,7 +227,7 @@ def _random(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     if "norm" in name:
         # Gemma's norms multiply by (1 + weight), SigLIP's by weight.
         return values.fill_(0.0 if name.startswith("decoder.") else 1.0)
-    return values.normal_(generator=generator) / math.sqrt(math.prod(shape[1:]))
+    return values.normal_(generator=generator).div_(math.sqrt(math.prod(shape[1:])))
 
 
 @dataclass(frozen=True)
@@ -271,6 +271,8 @@ def _files(path: Path) -> dict[Path, set[str] | None]:
         if isinstance(error, PolicyError):
             raise
         raise PolicyError(f"{index}: damaged index: {error!r}") from error
+    if not files:
+        raise PolicyError(f"{index}: damaged index: it names no weights")
     absent = [file.name for file in files if not file.is_file()]
     if absent:
         raise PolicyError(f"{path}: shards named in {INDEX_FILE} are missing: {absent}")
