@@ -473,6 +473,12 @@ def test_a_budget_that_cannot_hold_a_chunk_is_an_error_at_construction(steps: in
         new_policy(max_decoding_steps=1, constrained=False)
 
 
+def test_an_endless_budget_changes_nothing() -> None:
+    batch = batch_of(actions=False)
+    endless = new_policy(max_decoding_steps=10**12).predict_action_chunk(batch)
+    assert torch.equal(endless, new_policy(max_decoding_steps=4 * 6 * 3 + 4).predict_action_chunk(batch))
+
+
 def test_targets_over_the_budget_are_counted_in_training(caplog: pytest.LogCaptureFixture) -> None:
     policy = new_policy(max_action_tokens=7)
     _, output = policy(batch_of())

@@ -282,7 +282,7 @@ def test_a_declared_empty_camera_is_no_missing_one() -> None:
     batch = {**batch_of(), "observation.images.side": torch.zeros(3, 3, 8, 8)}
     prepared = made.generation(batch)
     assert prepared.camera_valid.tolist() == [True]
-    assert sorted(prepared.counts) == ["rows", "state_above", "state_below"]
+    assert sorted(prepared.counts) == ["rows", "state_above", "state_below", "unused observation.images.side"]
     attended = preparation(1, empty_cameras=1, attend_missing_cameras=True).generation(batch)
     assert attended.camera_valid.tolist() == [True, True]
 
@@ -291,6 +291,14 @@ def test_a_policy_without_cameras_takes_none() -> None:
     prepared = preparation(0).generation(batch_of(cameras=0, actions=False))
     assert prepared.images is None
     assert prepared.camera_valid.shape == (0,)
+
+
+@pytest.mark.parametrize("cameras", [0, 1])
+def test_a_camera_that_the_policy_does_not_know_is_counted(cameras: int) -> None:
+    batch = {**batch_of(cameras=cameras, actions=False), "observation.images.other": np.zeros((3, 5, 5, 3), np.uint8)}
+    batch["observation.images.other_is_pad"] = [False] * 3
+    counts = preparation(cameras).generation(batch).counts
+    assert {name: count for name, count in counts.items() if "images" in name} == {"unused observation.images.other": 3}
 
 
 def test_large_images_are_resized_and_antialiased_where_asked() -> None:

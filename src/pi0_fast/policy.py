@@ -99,9 +99,9 @@ class PI0FastPolicy(nn.Module):
         preparation: what happens around the model; for use in a data loader's workers.
         counts: of everything that was changed or left out, by name, since the policy was made: ``rows``,
             ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>`` (rows; not of
-            those that the configuration declares empty), ``malformed`` (rows that held no chunk), and in training
-            ``over_budget`` (rows), ``clipped_values``, ``saturated_coefficients``, ``padded_rows``. The first of each
-            kind is also logged.
+            those that the configuration declares empty), ``unused <camera>`` (rows; one that the policy does not
+            know), ``malformed`` (rows that held no chunk), and in training ``over_budget`` (rows), ``clipped_values``,
+            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged.
     """
 
     def __init__(
@@ -144,8 +144,8 @@ class PI0FastPolicy(nn.Module):
         """What may be generated, within `max_decoding_steps` less ``Action: `` and the end mark, as lerobot counts."""
         prompt, tokenizer = self.preparation.prompt, self.preparation.action_tokenizer
         beside = len(prompt.action_prefix_ids) + 1
-        budget = self.config.max_decoding_steps - beside
         length = self.config.chunk_size * self.preparation.processors.action.size
+        budget = min(self.config.max_decoding_steps - beside, 4 * length)  # no sequence is longer
         try:
             if budget < 1:
                 raise TokenizerError("no chunk takes fewer than one")

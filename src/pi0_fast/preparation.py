@@ -201,7 +201,7 @@ class Preparation:
         """Images [B, C, 3, height, width] of the cameras that the model gets, and which of these it sees."""
         keys, config = self.config.image_keys, self.config
         present = {key for key in keys if batch.get(key) is not None}
-        self._check_cameras(batch, keys, present)
+        self._check_cameras(batch, keys, present, len(rows), counts)
         images: list[Tensor | None] = []
         valid: list[bool] = []
         total = len(batch[STATE_KEY])
@@ -244,15 +244,25 @@ class Preparation:
             raise PolicyError(f"{key!r} has {len(pixels)} images, {STATE_KEY!r} has {total} rows")
         return pixels
 
-    def _check_cameras(self, batch: Mapping[str, Any], keys: Sequence[str], present: set[str]) -> None:
-        """Refuse a batch without any image, and one whose camera has another name than the one that is missing."""
+    def _check_cameras(
+        self, batch: Mapping[str, Any], keys: Sequence[str], present: set[str], rows: int, counts: Counter[str]
+    ) -> None:
+        """Refuse a batch without any image, and one whose camera has another name than the one that is missing.
+
+        Cameras beyond those that the policy has are counted.
+        """
         missing = [key for key in keys if key not in present and key not in self._empty_cameras]
         strange = [
             key
             for key, value in batch.items()
-            if key not in keys and str(key).startswith("observation.image") and getattr(value, "ndim", 3) >= 3
+            if key not in keys
+            and str(key).startswith("observation.image")
+            and not str(key).endswith("_is_pad")
+            and getattr(value, "ndim", 3) >= 3
         ]
         if not keys or not ((missing and strange) or not present):
+            for key in strange:
+                counts[f"unused {key}"] += rows
             return
         wanted = missing or list(keys)
         if strange:
