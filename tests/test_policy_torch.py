@@ -125,6 +125,34 @@ def test_copies(copied: Any) -> None:
     assert not torch.equal(other.model.lm_head.weight, policy.model.lm_head.weight)
 
 
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda policy: pickle.loads(pickle.dumps(policy))])
+def test_copies_of_a_compiled_policy_compute_with_their_own_weights(
+    copied: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As averages of the weights do. What is compiled stands in for itself here, as compiling takes a minute."""
+    compiled: list[Any] = []
+
+    def counted(function: Any, **options: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            return function(*arguments)
+
+        compiled.append(options["mode"])
+        return call
+
+    monkeypatch.setattr(torch, "compile", counted)
+    policy = new_policy(compile_model=True, compile_mode="default")
+    other = copied(policy)
+    assert compiled == ["default"] * 6
+    assert torch.equal(chunk(other), chunk(policy))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(float("nan"))
+    with pytest.raises(PolicyError, match="logits are not numbers"):
+        chunk(other)
+    assert not other(batch_of())[0].isfinite()
+    assert torch.equal(chunk(policy), chunk(new_policy()))
+
+
 # --- state dicts ------------------------------------------------------------------------------------------------------
 
 

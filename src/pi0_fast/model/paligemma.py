@@ -58,6 +58,7 @@ class PaliGemma(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
         # Rounded to the dtype, as it was when the checkpoints were trained.
         self._embedding_scale = torch.tensor(text.hidden_size**0.5, dtype=dtype, device="cpu").item()
+        self._compile_mode: str | None = None
         self._compiled_hidden_states: Callable[..., Tensor] | None = None
         self._compiled_prefill: Callable[..., Tensor] | None = None
         self._compiled_step: Callable[..., Tensor] | None = None
@@ -200,9 +201,19 @@ class PaliGemma(nn.Module):
             mode: as in torch.compile.
         """
         # Dynamic from the first length on (dynamic=True) breaks torch 2.13's compiler where layers are checkpointed.
+        self._compile_mode = mode
         self._compiled_hidden_states = torch.compile(self._whole, mode=mode)
         self._compiled_prefill = torch.compile(self._filling, mode=mode, dynamic=True)
         self._compiled_step = torch.compile(self.decoder.step, mode=mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the compiled functions: in a copy they would go on computing with this model's weights."""
+        return {name: None if name.startswith("_compiled_") else value for name, value in self.__dict__.items()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._compile_mode is not None:
+            self.compile(self._compile_mode)
 
     @property
     def _checkpointed(self) -> bool:
