@@ -214,8 +214,11 @@ def _count_pairs(arena, start, length, keys, used, counts, words, last):  # type
 
 
 @kernel
-def _list_rows(arena, start, length, keys, used, last, place, rows):  # type: ignore[no-untyped-def]
-    """The rows that each pair is in, ascending, at rows[place[slot]:]; `place` is left at their ends."""
+def _list_rows(arena, start, length, first_row, keys, used, last, place, rows):  # type: ignore[no-untyped-def]
+    """The rows that each pair is in, ascending, at rows[place[slot]:]; `place` is left at their ends.
+
+    `start` and `length` are those from `first_row` on.
+    """
     last[:] = -1
     for w in range(len(start)):
         for i in range(start[w], start[w] + length[w]):
@@ -232,7 +235,7 @@ def _list_rows(arena, start, length, keys, used, last, place, rows):  # type: ig
                 slot = _slot_of(np.uint32((token << np.uint32(16)) | other), keys, used)
                 if last[slot] != w:
                     last[slot] = w
-                    rows[place[slot]] = w
+                    rows[place[slot]] = first_row + w
                     place[slot] += 1
 
 
@@ -447,6 +450,33 @@ def _group_found(found, vocab_size, new, keys, used, counts, rows, pairs, pair_c
     return groups
 
 
+@dataclass(frozen=True)
+class _PairTable:
+    """The pairs of some rows in a hash table, as `_count_pairs` fills it: occurrences, and rows that have each."""
+
+    keys: PackedArray
+    used: npt.NDArray[np.bool_]
+    counts: npt.NDArray[np.int64]
+    words: npt.NDArray[np.int64]
+    last: IntArray
+
+    @classmethod
+    def of(cls, arena: PackedArray, start: npt.NDArray[np.int64], length: IntArray) -> _PairTable:
+        """Count, in a table that grows until the pairs fit."""
+        size = 1 << 14
+        while True:
+            table = cls(
+                np.empty(size, np.uint32),
+                np.zeros(size, np.bool_),
+                np.empty(size, np.int64),
+                np.empty(size, np.int64),
+                np.empty(size, np.int32),
+            )
+            if _count_pairs(arena, start, length, table.keys, table.used, table.counts, table.words, table.last):
+                return table
+            size *= 4
+
+
 class _CountTable:
     """How often each pair of neighbours occurs: left << 16 | right -> count; a hash table for the kernels."""
 
@@ -460,6 +490,15 @@ class _CountTable:
         self.used = np.zeros(1 << 12, np.bool_) if used is None else used
         self.counts = np.empty(1 << 12, np.int64) if counts is None else counts
         self._filled = np.array([self.used.sum()], np.int64)
+
+    @classmethod
+    def of(cls, pairs: PackedArray, counts: npt.NDArray[np.int64]) -> _CountTable:
+        """A table of these pairs."""
+        size = 1 << max(12, int(np.ceil(np.log2(4 * len(pairs) + 1))))
+        table = cls(np.empty(size, np.uint32), np.zeros(size, np.bool_), np.empty(size, np.int64))
+        _rehash(pairs, np.ones(len(pairs), np.bool_), counts, table.keys, table.used, table.counts)
+        table._filled[0] = len(pairs)
+        return table
 
     def get(self, key: int) -> int:
         """The count of a pair, 0 if it never occurred."""
@@ -516,24 +555,43 @@ class _Trainer:
         )
 
     def start_queue(self) -> None:
-        """Count every pair of neighbours, with the rows that it is in."""
-        size = 1 << 12
-        while True:
-            keys, used = np.empty(size, np.uint32), np.zeros(size, np.bool_)
-            counts, words = np.empty(size, np.int64), np.empty(size, np.int64)
-            last = np.empty(size, np.int32)
-            if _count_pairs(self.arena, self.start, self.length, keys, used, counts, words, last):
-                break
-            size *= 4
-        slots = np.flatnonzero(used)
-        ends = np.cumsum(words[slots])
-        place = np.zeros(size, np.int64)
-        place[slots] = ends - words[slots]
+        """Count every pair of neighbours, with the rows that it is in; each thread for a part of the rows."""
+        bounds = np.linspace(0, len(self.start), self.threads + 1).astype(np.int64)
+        tables: dict[int, _PairTable] = {}
+
+        def count(first: int, last: int) -> None:
+            for p in range(first, last):
+                part = slice(bounds[p], bounds[p + 1])
+                tables[p] = _PairTable.of(self.arena, self.start[part], self.length[part])
+
+        run_rows(count, self.threads, num_threads=self.threads, piece=1)
+        slots = [np.flatnonzero(tables[p].used) for p in range(self.threads)]
+        found = np.concatenate([tables[p].keys[slots[p]] for p in range(self.threads)])
+        pairs, places = np.unique(found, return_inverse=True)
+        where = np.split(places.reshape(-1), np.cumsum([len(part) for part in slots])[:-1])
+        counts = np.zeros(len(pairs), np.int64)
+        words = np.zeros((self.threads, len(pairs)), np.int64)
+        for p in range(self.threads):  # a pair stands only once among those of a part
+            counts[where[p]] += tables[p].counts[slots[p]]
+            words[p, where[p]] = tables[p].words[slots[p]]
+        ends = np.cumsum(words.sum(axis=0))
         rows = np.empty(int(ends[-1]) if len(ends) else 0, np.int32)
-        _list_rows(self.arena, self.start, self.length, keys, used, last, place, rows)
-        self.counts = _CountTable(keys, used, counts)
-        self._threshold = max(self.min_frequency, int(counts[slots].max(initial=0)) // _THRESHOLD_STEP)
-        self._enqueue(keys[slots], counts[slots], rows, ends)
+        begins = ends - words.sum(axis=0) + np.cumsum(words, axis=0) - words
+
+        def list_rows(first: int, last: int) -> None:
+            for p in range(first, last):
+                part, table = slice(bounds[p], bounds[p + 1]), tables[p]
+                place = np.zeros(len(table.keys), np.int64)
+                place[slots[p]] = begins[p, where[p]]
+                _list_rows(
+                    self.arena, self.start[part], self.length[part], bounds[p],
+                    table.keys, table.used, table.last, place, rows,
+                )  # fmt: skip
+
+        run_rows(list_rows, self.threads, num_threads=self.threads, piece=1)
+        self.counts = _CountTable.of(pairs, counts)
+        self._threshold = max(self.min_frequency, int(counts.max(initial=0)) // _THRESHOLD_STEP)
+        self._enqueue(pairs, counts, rows, ends)
 
     def next_pair(self) -> tuple[int, int, IntArray] | None:
         """The most frequent pair (of equals the smallest), with rows that have it; None when none is worth it."""

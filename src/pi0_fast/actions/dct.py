@@ -103,38 +103,23 @@ def quantize_rows(chunks, matrix, scales, low, high, value_limit, out, saturatio
 
 
 @inlined
-def dequantize_row(coefficients, matrix, scales, folded, levels, frequencies, out):  # type: ignore[no-untyped-def]
-    """One chunk of `dequantize_rows`; scratch: `folded` [2, (H+1)//2, D], `levels` [H, D], `frequencies` int32 [H]."""
+def dequantize_row(coefficients, matrix, scales, folded, level, out):  # type: ignore[no-untyped-def]
+    """One chunk of `dequantize_rows`; `folded` [2, (H+1)//2, D] and `level` [D] are scratch."""
     horizon, size = out.shape
     half = (horizon + 1) // 2
-    for parity in range(2):
-        used = 0
-        for k in range(parity, horizon, 2):
-            any_set = 0
+    folded[:] = np.float32(0.0)
+    for k in range(horizon):
+        any_set = 0
+        for d in range(size):
+            any_set |= coefficients[k * size + d]
+        if any_set != 0:
             for d in range(size):
-                any_set |= coefficients[k * size + d]
-            if any_set != 0:
-                frequencies[used] = k
+                level[d] = np.float32(coefficients[k * size + d]) / scales[d]
+            target = folded[k % 2]
+            for t in range(half):
+                weight = matrix[k, t]
                 for d in range(size):
-                    levels[used, d] = np.float32(coefficients[k * size + d]) / scales[d]
-                used += 1
-        for t in range(half):
-            target = folded[parity, t]
-            for d in range(size):
-                target[d] = np.float32(0.0)
-            i = 0
-            while i + 4 <= used:  # four at a time, added in order, as in `quantize_row`
-                w0, w1 = matrix[frequencies[i], t], matrix[frequencies[i + 1], t]
-                w2, w3 = matrix[frequencies[i + 2], t], matrix[frequencies[i + 3], t]
-                s0, s1, s2, s3 = levels[i], levels[i + 1], levels[i + 2], levels[i + 3]
-                for d in range(size):
-                    target[d] = target[d] + w0 * s0[d] + w1 * s1[d] + w2 * s2[d] + w3 * s3[d]
-                i += 4
-            while i < used:
-                weight = matrix[frequencies[i], t]
-                for d in range(size):
-                    target[d] += weight * levels[i, d]
-                i += 1
+                    target[t, d] += weight * level[d]
     for t in range(half):
         for d in range(size):
             even, odd = folded[0, t, d], folded[1, t, d]
@@ -149,7 +134,6 @@ def dequantize_rows(coefficients, matrix, scales, out):  # type: ignore[no-untyp
     Most high frequencies of a chunk are zero in every dimension, and are skipped.
     """
     rows, horizon, size = out.shape
-    folded, levels = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty((horizon, size), np.float32)
-    frequencies = np.empty(horizon, np.int32)
+    folded, level = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty(size, np.float32)
     for n in range(rows):
-        dequantize_row(coefficients[n], matrix, scales, folded, levels, frequencies, out[n])
+        dequantize_row(coefficients[n], matrix, scales, folded, level, out[n])

@@ -82,9 +82,8 @@ def _decode_chunk(ids, expansions, numbers, out):  # type: ignore[no-untyped-def
     if bad >= 0 or total != horizon * size:
         return False
     matrix = numbers[: horizon * horizon].reshape(horizon, horizon)
-    folded, levels = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty((horizon, size), np.float32)
-    frequencies = np.empty(horizon, np.int32)
-    dequantize_row(coefficients, matrix, numbers[horizon * horizon :], folded, levels, frequencies, out)
+    folded, level = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty(size, np.float32)
+    dequantize_row(coefficients, matrix, numbers[horizon * horizon :], folded, level, out)
     return True
 
 
