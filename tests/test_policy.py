@@ -91,7 +91,7 @@ def test_the_loss_of_lerobots_checkpoints(golden: Golden) -> None:
     folder, vectors, batch = golden
     live = {"lerobot_checkpoint": 0.00329720508, "lerobot_checkpoint_relative": LIVE_RELATIVE}[folder.name]
     loss, output = load_golden(folder)(batch)
-    assert loss.item() == pytest.approx(live, abs=1e-6)
+    assert loss.item() == pytest.approx(live, abs=2e-6)  # of float64 the same is 0.00193343
     assert loss.item() == pytest.approx(vectors["loss"].item(), abs=2e-5)
     assert output["target_ids"] == int(vectors["pre.action.token_mask"].sum()) - 2
 

@@ -115,7 +115,7 @@ def compare(policy: PI0FastPolicy, batch: dict[str, Any], theirs: dict[str, Any]
         f"\n{what}: loss {loss:.9g}, lerobot's {theirs['loss'].item():.9g}; chunks up to {width:.3g} differ by "
         f"{difference:.2g}"
     )
-    assert loss == pytest.approx(theirs["loss"].item(), rel=1e-4, abs=1e-6)
+    assert loss == pytest.approx(theirs["loss"].item(), rel=1e-4, abs=2e-6)  # theirs is that far from float64
     assert difference < 1e-4 * max(width, 1.0)
 
 
