@@ -67,7 +67,7 @@ def tokenizer(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are blank, for tests of everything else: drawing takes a second each."""
-    monkeypatch.setattr(pictures, "_draw", lambda name, words, *_: Picture(name, words, b"<svg/>", b"\x89PNG"))
+    monkeypatch.setattr(pictures, "draw_picture", lambda name, words, *_: Picture(name, words, b"<svg/>", b"\x89PNG"))
 
 
 def training(dataset: Path, output: Path, **changes: Any) -> TokenizerTrainingConfig:

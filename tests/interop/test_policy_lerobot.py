@@ -119,7 +119,7 @@ def compare(policy: PI0FastPolicy, batch: dict[str, Any], theirs: dict[str, Any]
     assert difference < 1e-4 * max(width, 1.0)
 
 
-@pytest.mark.golden
+@pytest.mark.interop
 @pytest.mark.parametrize("name", ["lerobot_checkpoint", "lerobot_checkpoint_relative"])
 def test_a_checkpoint_of_lerobots_loaded_and_saved_here(shared: Path, tmp_path: Path, name: str) -> None:
     source = shared / "golden" / name
