@@ -8,8 +8,8 @@ ids and their preprocessed ids are compared: a difference ends the run.
 
 What each side does:
   prefill        images and prompt to the first hidden state to choose from (lerobot: and the choice)
-  step           (generation of N ids - prefill) / (N - 1), for the same N on both sides; ours / N, its first choice and
-                 the decoding of actions counted in
+  step           (generation of N ids - prefill) / (N - 1), for the same N on both sides; ours / N, its first choice
+                 counted in
   chunk          generation of N ids, and the way from ids to actions. Ours generates under the grammar of the action
                  tokenizer until each row holds a chunk of 700 coefficients; that is N. lerobot is then told to generate
                  N ids: from random weights it never stops by itself, and what it generates is no chunk. It computes the
@@ -364,16 +364,17 @@ def compare_generation(theirs: LerobotTwin, ours: Ours, case: Case, repeats: int
     prepared = ours.pack(case, targets=False)
     steps = ours.generate(prepared).steps
     ids = theirs.generate(*case.prefix(), steps=steps)
-    prefill, whole, decoding, our_prefill, our_chunk = medians(
+    prefill, whole, decoding, our_prefill, our_whole, our_chunk = medians(
         repeats,
         lambda: theirs.generate(*case.prefix(), steps=1),
         lambda: theirs.generate(*case.prefix(), steps=steps),
         lambda: theirs.decode(ids),
         lambda: ours.prefill(prepared),
+        lambda: ours.generate(prepared),
         lambda: ours.policy.predict_action_chunk(prepared),
     )
     row("prefill", prefill, our_prefill, "s")
-    row(f"step, mean of {steps}", (whole - prefill) / (steps - 1), (our_chunk - our_prefill) / steps, "s", goals.step)
+    row(f"step, mean of {steps}", (whole - prefill) / (steps - 1), (our_whole - our_prefill) / steps, "s", goals.step)
     row(f"chunk of {steps} tokens", whole + decoding, our_chunk, "s", goals.chunk)
 
 
