@@ -50,7 +50,7 @@ def test_the_page_of_training(
     monkeypatch.chdir(tmp_path)
     text = (REPOSITORY / "docs/train.md").read_text()
     found = re.findall(r"^```(python|bash)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in found] == ["python", "bash", "bash", "python"]
+    assert [kind for kind, _ in found] == ["python", "python", "bash", "bash", "python"]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -270,12 +270,13 @@ class _Measurements:
         padded = sum(min(length, horizon - 1) for length in self._lengths.values())
         steps = sum(sum(range(max(horizon - length, 1), horizon)) for length in self._lengths.values())
         whole = run.config.dataset.whole_chunks
-        names = ", ".join(str(index) for index in held.episodes) if held is not None else "none"
+        indices = [] if held is None else list(held.episodes)
         return {
             "dataset": f"{run.reader.repo_id} ({run.reader.root})",
             "format": f"{run.reader.version}, {run.reader.fps:g} frames/s",
             "episodes to train on": len(frames.episodes),
-            "held-out episodes": names,
+            "held-out episodes": len(indices),
+            "their indices": ", ".join(map(str, indices)) or "none",
             "frames to train on": len(frames),
             "held-out frames": 0 if held is None else len(held),
             "steps of a chunk": horizon,
