@@ -197,6 +197,21 @@ def test_both_paths_are_no_secret(home: Path, tmp_path: Path, capsys: pytest.Cap
     assert "--policy.pretrained_path=lerobot/pi0fast-base is not read" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flag", ["policy.path", "policy.pretrained_path"])
+def test_a_policy_with_named_actions_goes_on_to_a_robot_of_other_joints(home: Path, tmp_path: Path, flag: str) -> None:
+    for name, joints in (("first", ("hip", "knee", "toe")), ("second", ("left", "right"))):
+        build_dataset(tmp_path / name, joints=joints)
+    first = run(home, tmp_path / "one", **{"dataset.root": tmp_path / "first"})
+    assert first.policy.config.action_feature_names == ["hip", "knee", "toe"]
+    first.policy.save_pretrained(tmp_path / "start")
+    new = tuple(name for name in NEW if name != "policy.auto_fit_fast_tokenizer")
+    made = run(home, tmp_path / "two", drop=new, **{"dataset.root": tmp_path / "second", flag: tmp_path / "start"})
+    assert made.policy.config.action_feature_names == ["left", "right"]
+    assert made.policy.preparation.processors.action.size == 2
+    loss, _ = made.policy(made.train_frames.batch([0, 1]))
+    assert torch.isfinite(loss)
+
+
 @pytest.fixture
 def other_camera(tmp_path: Path, home: Path) -> Path:
     """The dataset with another name of its camera."""

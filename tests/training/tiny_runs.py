@@ -49,18 +49,21 @@ sys.exit(main(arguments))
 """
 
 
-def build_dataset(root: Path, lengths: tuple[int, ...] = (14, 11, 9, 12)) -> Path:
-    """Episodes whose action follows the state, whose camera shows the first action's size."""
+def build_dataset(
+    root: Path, lengths: tuple[int, ...] = (14, 11, 9, 12), *, joints: tuple[str, ...] | None = None
+) -> Path:
+    """Episodes whose action follows the state, whose camera shows the size of the first; `joints` names the actions."""
+    size = ACTION if joints is None else len(joints)
     random = np.random.default_rng(0)
     features = {
         "observation.state": {"dtype": "float32", "shape": [STATE]},
-        "action": {"dtype": "float32", "shape": [ACTION]},
+        "action": {"dtype": "float32", "shape": [size], "names": None if joints is None else list(joints)},
         "observation.images.top": {"dtype": "image", "shape": [PIXELS, PIXELS, 3]},
     }
     with LeRobotWriter(root, fps=10, features=features) as writer:
         for number, length in enumerate(lengths):
             state = random.uniform(-1, 1, STATE) + np.cumsum(random.normal(0, 0.1, (length, STATE)), axis=0)
-            action = state[:, :ACTION] * [2.0, 0.5, 30.0]
+            action = state[:, :size] * [2.0, 0.5, 30.0, 1.0][:size]
             images = np.clip(128 + 60 * action[:, 0], 0, 255)[:, None, None, None]
             columns = {
                 "observation.state": state.astype(np.float32),

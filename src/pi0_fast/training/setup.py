@@ -340,6 +340,8 @@ class _Start:
                     self.config,
                     input_features=config.input_features,
                     output_features=config.output_features,
+                    # Names of the data's dimensions, which need not be as many as the checkpoint's.
+                    action_feature_names=config.action_feature_names,
                 ),
                 statistics={
                     STATE_KEY: _unit_ranges(config.state_dim if STATE_KEY in config.input_features else 1),
