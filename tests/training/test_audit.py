@@ -135,3 +135,18 @@ def test_no_whole_chunk_at_all(home: Path, tmp_path: Path) -> None:
     run = set_up(parse_train(TrainConfig, line[1:], "pi0-fast train").resolved())
     with pytest.raises(PolicyError, match=r"has the 4 frames of a chunk \(the longest has 3\)"):
         audit(run)
+
+
+def test_data_that_the_checkpoint_does_not_know_is_warned_of(home: Path, tmp_path: Path) -> None:
+    run = run_of(home, tmp_path / "out")
+    result = audit(run)
+    assert not list(result.warnings())
+    for key, part in result.content["ranges"].items():
+        part["dimensions"][1]["outside"] = 0.454
+        (line,) = result.warnings()
+        assert key in line
+        assert "1 of " in line
+        assert "45.4%" in line
+        part["dimensions"][1]["outside"] = 0.02
+    result.content["cameras"].clear()
+    assert list(result.warnings()) == ["the policy has no camera: it will act on the state and the task alone"]

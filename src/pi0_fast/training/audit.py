@@ -20,7 +20,7 @@ from pi0_fast.actions.chunks import limit_samples, window_count
 from pi0_fast.actions.normalize import NormalizationMode
 from pi0_fast.actions.report import Table
 from pi0_fast.dataset_chunks import vector_values
-from pi0_fast.display import print_table, progress
+from pi0_fast.display import print_table, progress, warn
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY
 from pi0_fast.processors import FeatureNormalizer
 from pi0_fast.reports.save import FORMAT
@@ -31,6 +31,9 @@ from pi0_fast.types import PolicyError
 FloatArray = npt.NDArray[np.float32]
 
 REPORT_FILE = "report.json"
+#: Share of values outside a range above which a warning says so, in the modes whose ranges hold nearly all of the data
+#: that they were made from.
+MOST_OUTSIDE = {"QUANTILES": 0.1, "MIN_MAX": 0.1}
 #: Chunks longer than the budget that training puts up with.
 MOST_OVER_BUDGET = 0.001
 _MOST_CHUNKS = 50_000
@@ -50,6 +53,23 @@ class Audit:
 
     content: dict[str, Any]
     problem: str | None
+
+    def warnings(self) -> Iterator[str]:
+        """What may be as it was meant to be, but seldom is."""
+        for key, part in self.content["ranges"].items():
+            most = MOST_OUTSIDE.get(part["mode"], 1.0)
+            rows = [row for row in part["dimensions"] if row["outside"] > most]
+            if rows:
+                worst = max(rows, key=lambda row: row["outside"])
+                what = "clipped" if part["clips"] else "far from what the model has seen"
+                yield (
+                    f"{key}: {len(rows)} of {len(part['dimensions'])} dimensions have more than {most:.0%} of their "
+                    f"values outside the range of normalisation, where they are {what}; the worst is "
+                    f"{worst['dimension']} with {worst['outside']:.1%}. Its range comes from other data: fit a "
+                    "tokenizer on this data (--policy.auto_fit_fast_tokenizer=true), and take its statistics"
+                )
+        if not self.content["cameras"]:
+            yield "the policy has no camera: it will act on the state and the task alone"
 
     def tables(self) -> Iterator[Table]:
         """For a terminal."""
@@ -162,6 +182,8 @@ def report(run: Run) -> Audit:
     result = audit(run)
     for title, rows, headers in result.tables():
         print_table(title, rows, headers)
+    for line in result.warnings():
+        warn(line)
     folder = run.config.output_path
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(result.to_json(), indent=1, allow_nan=False)
