@@ -260,6 +260,7 @@ def test_the_numbers_of_a_dataset_whose_video_is_not_there(shared: Path) -> None
 
 
 def test_real_video(shared: Path) -> None:
+    pytest.importorskip("av")
     reader = open_dataset("x/g1", root=shared / "data/g1_inspire_video_v21")
     dataset = FrameDataset(reader, chunk_size=50, camera_keys=reader.camera_keys, whole_only=True)
     assert len(dataset) == 891 - 3 * 49
