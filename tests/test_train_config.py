@@ -226,7 +226,7 @@ def test_the_directory_depends_on_the_time() -> None:
         ),
         ([*MINIMAL, "--policy.dtyp=float32"], "did you mean --policy.dtype?"),
         ([*MINIMAL, "--polcy.dtype=float32"], "did you mean --policy.dtype?"),
-        ([*MINIMAL, "--env.type=libero"], "pi0-fast eval"),
+        ([*MINIMAL, "--env.type=libero"], "PI0FastPolicy.from_pretrained"),
         ([*MINIMAL, "--optimizer.lr=1"], "--policy.optimizer_lr"),
         ([*MINIMAL, "--dataset.use_imagenet_stats=false"], "leave it out"),
         ([*MINIMAL, "--dataset.video_backend=torchcodec"], "one of pyav"),

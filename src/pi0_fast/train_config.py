@@ -655,11 +655,12 @@ def _only_when_enabled(group: str, config: Any) -> None:
 
 # --- reading the command line -------------------------------------------------------------------------------
 
+_NO_SIMULATOR = "a run does not evaluate in simulators; PI0FastPolicy.from_pretrained loads its checkpoints for that"
 #: Flags of LeRobot's that are not offered (or groups of them, with a dot) -> what to do instead.
 _NOT_OFFERED = {
-    "env.": "evaluate the checkpoint with pi0-fast eval",
-    "eval.": "evaluate the checkpoint with pi0-fast eval",
-    "env_eval_freq": "evaluate the checkpoint with pi0-fast eval",
+    "env.": _NO_SIMULATOR,
+    "eval.": _NO_SIMULATOR,
+    "env_eval_freq": _NO_SIMULATOR,
     "optimizer.": "AdamW is set with --policy.optimizer_lr and the like",
     "scheduler.": "the schedule is set with --policy.scheduler_warmup_steps and the like",
     "use_policy_training_preset": "the policy's own fields, --policy.optimizer_lr and the like, are always used",
