@@ -190,6 +190,21 @@ def test_a_process_that_ends_in_the_middle_takes_its_workers_along(root: Path, w
     assert "forked" not in done.stderr, "the tokenizers' warning of each fork"
 
 
+def test_the_parts_of_several_processes_are_the_batch(root: Path) -> None:
+    dataset, prepared = dataset_of(root), preparation()
+    sampler = BatchSampler(len(dataset), 6, 3, 2)
+
+    def states_of(share: tuple[int, int]) -> np.ndarray:
+        with train_batches(dataset, prepared, sampler, share=share, stop_step=4) as batches:
+            return np.stack([batch.states for batch in batches])
+
+    whole = states_of((0, 1))
+    np.testing.assert_array_equal(np.concatenate([states_of((part, 3)) for part in range(3)], axis=1), whole)
+    for wrong in ((0, 4), (3, 3), (-1, 2), (0, 0)):
+        with pytest.raises(PolicyError, match="no such equal part"):
+            train_batches(dataset, prepared, sampler, share=wrong)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_errors_keep_their_class_and_message(root: Path, tmp_path: Path, workers: int) -> None:
     import shutil

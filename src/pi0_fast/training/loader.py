@@ -40,6 +40,7 @@ def train_batches(
     *,
     prefetch: int = 2,
     stop_step: int | None = None,
+    share: tuple[int, int] = (0, 1),
 ) -> TrainBatches:
     """Batches from the sampler's first step on, as `Preparation.training` makes them, on the CPU.
 
@@ -50,15 +51,21 @@ def train_batches(
         num_workers: processes that prepare; 0 for none, and then a batch is made when it is asked for.
         prefetch: batches that each worker has ready.
         stop_step: one past the last step; None for no end.
+        share: (i, n): of each of the sampler's batches only part i of n equal parts, one after the other.
 
     Raises:
-        PolicyError: the sampler chooses from another number of samples, or a number is out of range.
+        PolicyError: the sampler chooses from another number of samples, a number is out of range, or a batch has no n
+            equal parts.
     """
     if sampler.count != len(dataset):
         raise PolicyError(f"the sampler chooses from {sampler.count} samples, the dataset has {len(dataset)}")
     if num_workers < 0 or prefetch < 1:
         raise PolicyError(f"num_workers={num_workers} and prefetch={prefetch}: needed are 0 or more, and 1 or more")
-    return TrainBatches(_Steps(dataset, preparation, sampler), sampler.first_step, stop_step, num_workers, prefetch)
+    part, parts = share
+    if not 0 <= part < parts or sampler.batch_size % parts:
+        raise PolicyError(f"share={share}: of a batch of {sampler.batch_size} there is no such equal part")
+    steps = _Steps(dataset, preparation, sampler, share)
+    return TrainBatches(steps, sampler.first_step, stop_step, num_workers, prefetch)
 
 
 class TrainBatches(Iterator[Prepared]):
@@ -156,12 +163,18 @@ class _Range:
 class _Steps(Dataset[Any]):
     """Step number -> prepared batch, or what went wrong."""
 
-    def __init__(self, dataset: FrameDataset, preparation: Preparation, sampler: BatchSampler) -> None:
+    def __init__(
+        self, dataset: FrameDataset, preparation: Preparation, sampler: BatchSampler, share: tuple[int, int]
+    ) -> None:
         self._dataset, self._preparation, self._sampler = dataset, preparation, sampler
+        part, parts = share
+        size = sampler.batch_size // parts
+        self._rows = slice(part * size, (part + 1) * size)
 
     def __getitem__(self, step: int) -> Prepared | _Failure:
         try:
-            batch = self._dataset.batch(*self._sampler.batch(step))
+            indices, epochs = self._sampler.batch(step)
+            batch = self._dataset.batch(indices[self._rows], epochs[self._rows])
             with _one_thread():
                 return self._preparation.training(batch)
         except Exception as error:
