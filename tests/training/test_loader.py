@@ -191,7 +191,7 @@ def test_a_process_that_ends_in_the_middle_takes_its_workers_along(root: Path, w
 
 
 def test_the_parts_of_several_processes_are_the_batch(root: Path) -> None:
-    dataset, prepared = dataset_of(root), preparation()
+    dataset, prepared = dataset_of(root, whole_only=True), preparation()
     sampler = BatchSampler(len(dataset), 6, 3, 2)
 
     def states_of(share: tuple[int, int]) -> list[np.ndarray]:
