@@ -174,6 +174,39 @@ def test_table_without_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert len(ends) == 1  # numbers end in one column
 
 
+JOINTS = [f"{side}_shoulder_pitch_joint_{number}.position" for side in ("left", "right") for number in (1, 2)]
+
+
+def test_names_and_numbers_of_a_wide_table_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [[name, -1.2345, 1.25, -123.4, 0.2, "12.34%", -1.75, 98.76, "never moves"] for name in JOINTS]
+    display.print_table("Ranges", rows, ["dimension", "min", "max", "to -1", "to +1", "outside", "its -1", "+1", ""])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "Ranges (continued)" in lines
+    for name in JOINTS:
+        found = [line.split() for line in lines if name in line]
+        assert all(line[0] == name for line in found)
+        cells = [cell for line in found for cell in line[1:]]
+        assert cells == ["-1.234", "1.25", "-123.4", "0.2", "12.34%", "-1.75", "98.76", "never", "moves"]
+
+
+def test_a_table_that_fits_is_one_and_only_texts_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    display.print_table("Decisions", [[JOINTS[0], 1.5, "word " * 40]], ["what", "value", "why"])
+    text = capsys.readouterr().out
+    assert "continued" not in text
+    assert max(map(len, text.splitlines())) <= 100
+    assert re.search(rf"{JOINTS[0]} +1\.5 +word word", text)
+    assert text.count("word") == 40
+
+
+def test_a_name_longer_than_the_table_is_folded(capsys: pytest.CaptureFixture[str]) -> None:
+    display.print_table("Names", [["n" * 130, 1.5]], ["what", "value"])
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.count("n") >= 130
+    assert "1.5" in text
+
+
 def test_a_table_with_a_ragged_row_is_refused() -> None:
     with pytest.raises(ValueError, match="2 cells for 1 headers"):
         display.print_table("t", [["a", "b"]], ["only"])

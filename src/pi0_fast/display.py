@@ -14,11 +14,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from pi0_fast.streams import ForgivingStream, encodable, visible
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 _PLAIN_WIDTH = 100
+#: Of a table: characters beside the columns, between two of them, and the width that a column of texts is not narrowed
+#: below for another.
+_EDGES, _GAP, _LEAST_TEXT = 2, 3, 20
 _SECONDS_BETWEEN_LINES = 10.0
 
 Advance = Callable[..., None]
@@ -38,7 +44,10 @@ def warn(text: str) -> None:
 
 
 def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
-    """A table on stdout, at most 100 columns wide where stdout is not a terminal (long cells are folded).
+    """A table on stdout, at most 100 columns wide where stdout is not a terminal.
+
+    Long texts are folded; numbers and the first column, which says what a row is about, are kept whole while there is
+    room for them and one more. A table that is too wide even so is printed in parts, each with the first column.
 
     Args:
         title: line above the table.
@@ -48,10 +57,7 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
     Raises:
         ValueError: a row has more or fewer cells than there are headers.
     """
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
 
     texts = [[_cell(value) for value in row] for row in rows]
     for row in texts:
@@ -61,6 +67,47 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
     console = Console(
         file=_forgiving(sys.stdout), force_terminal=terminal, width=None if terminal else _PLAIN_WIDTH, highlight=False
     )
+    columns = [
+        _Column(_cell(header), [row[position] for row in texts], first=position == 0)
+        for position, header in enumerate(headers)
+    ]
+    for number, part in enumerate(_parts(columns, console.width)):
+        _print_part(console, title if number == 0 else f"{title} (continued)", part)
+
+
+class _Column:
+    """A table's column: its header, its cells, and how it may be narrowed."""
+
+    def __init__(self, header: str, cells: list[str], *, first: bool) -> None:
+        from rich.cells import cell_len
+
+        self.header, self.cells = header, cells
+        self.numeric = bool(cells) and all(map(_is_number, cells))
+        self.width = max(map(cell_len, (header, *cells)))
+        self.rigid = self.numeric or first
+        #: What it needs before another column is put beside it.
+        self.least = self.width if self.rigid else min(self.width, _LEAST_TEXT)
+
+
+def _parts(columns: list[_Column], width: int) -> list[list[_Column]]:
+    """The columns, or several groups of them that each fit into a width, all beginning with the first column."""
+    parts = [columns[:1]]
+    for column in columns[1:]:
+        if _needed([*parts[-1], column]) > width and len(parts[-1]) > 1:
+            parts.append(columns[:1])
+        parts[-1].append(column)
+    return parts
+
+
+def _needed(columns: list[_Column]) -> int:
+    return _EDGES + sum(column.least + _GAP for column in columns) - _GAP
+
+
+def _print_part(console: Console, title: str, columns: list[_Column]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
     table = Table(
         title=Text(_cell(title)),
@@ -69,10 +116,15 @@ def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str
         box=SIMPLE_HEAD,
         pad_edge=False,
     )
-    for position, header in enumerate(headers):
-        numeric = bool(texts) and all(_is_number(row[position]) for row in texts)
-        table.add_column(Text(_cell(header)), justify="right" if numeric else "left", overflow="fold")
-    for row in texts:
+    fits = _needed(columns) <= console.width
+    for column in columns:
+        table.add_column(
+            Text(column.header),
+            justify="right" if column.numeric else "left",
+            overflow="fold",
+            no_wrap=column.rigid and fits,
+        )
+    for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as drawn:
         console.print(table)
