@@ -28,6 +28,10 @@ class PolicyError(Pi0FastError, ValueError):
     """A checkpoint, a policy's configuration, or what a policy is given cannot be used as it is."""
 
 
+class SimulatorError(Pi0FastError, RuntimeError):
+    """A simulator is not installed, cannot render here, or does not know what is asked of it."""
+
+
 class UsageError(Pi0FastError, ValueError):
     """A command or configuration is wrong: unknown flag, impossible value, contradicting settings."""
 

@@ -1,0 +1,122 @@
+"""What commands are told of a simulator: `--env.type`, `--env.task` and what belongs to them.
+
+Nested as `env` in the configurations of record, replay, eval and train. Names are LeRobot's where it has them.
+Left out: opening the simulator (sims/), which packages and numpy are needed for.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pi0_fast.configs import check_choice, check_number, check_text, check_whole
+from pi0_fast.parsing import option
+from pi0_fast.types import UsageError
+
+# As sims.ENV_TYPES (a test compares them), which needs numpy; help is to answer at once.
+ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
+_ENV = "Simulator"
+
+
+@dataclass
+class EnvConfig:
+    """The simulator and its tasks."""
+
+    type: str | None = option(
+        None, group=_ENV, help=f"Simulator: {', '.join(ENV_TYPES)} (toy needs no package).", shown="none"
+    )
+    task: list[str] | str | None = option(  # noqa: RUF009 - a field, and its default is None
+        None, group=_ENV, help='Name of the task, or a list: a,b or \'["a", "b"]\'.', shown="none"
+    )
+    cameras: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
+        None, group=_ENV, help="Names of the cameras.", shown="the simulator's usual ones"
+    )
+    image_size: list[int] | int | None = option(  # noqa: RUF009 - a field, and its default is None
+        None, group=_ENV, help="Size of the images in pixels: an edge or [height, width].", shown="the simulator's own"
+    )
+    fast_rendering: bool = option(
+        False,
+        group=_ENV,
+        help="Render without shadows and antialiasing: up to ten times quicker on a CPU, and other pixels than "
+        "published checkpoints were trained on.",
+    )
+    max_steps: int | None = option(
+        None,
+        group=_ENV,
+        help="An episode ends after so many steps.",
+        aliases=("episode_length",),
+        shown="the simulator's own limit",
+    )
+    fps: float | None = option(
+        None,
+        group=_ENV,
+        help="Control steps per second, for gym environments that do not declare theirs.",
+        shown="the simulator's own",
+    )
+    options: str | None = option(
+        None, group=_ENV, help="Further settings of the simulator as a JSON map, such as '{\"a\": 1}'.", shown="none"
+    )
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks, in order; empty where none is given."""
+        if self.task is None:
+            return ()
+        given = self.task.split(",") if isinstance(self.task, str) else self.task
+        return tuple(name.strip() for name in given)
+
+    @property
+    def option_map(self) -> dict[str, Any]:
+        """`options` as a map; UsageError where it is none."""
+        if self.options is None:
+            return {}
+        try:
+            found = json.loads(self.options)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"--env.options is not JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise UsageError(f"--env.options is a JSON map such as '{{\"a\": 1}}', not {self.options}")
+        return found
+
+    def arguments(self, task: str) -> dict[str, Any]:
+        """Keyword arguments of `sims.make` for one of the tasks; they pickle and print as JSON."""
+        size = tuple(self.image_size) if isinstance(self.image_size, list) else self.image_size
+        return {
+            "env_type": self.type,
+            "task": task,
+            "cameras": self.cameras,
+            "image_size": size,
+            "fast_rendering": self.fast_rendering,
+            "max_steps": self.max_steps,
+            "fps": self.fps,
+            "options": self.option_map,
+        }
+
+    def validate(self) -> None:
+        """Refuse unknown simulators, empty or repeated tasks, sizes below 1, and settings without --env.type."""
+        if self.type is None:
+            names = ("task", "cameras", "image_size", "max_steps", "fps", "options")
+            given = [name for name in names if getattr(self, name) is not None]
+            given += ["fast_rendering"] if self.fast_rendering else []
+            if given:
+                raise UsageError(f"--env.{given[0]} has no effect without --env.type")
+            return
+        check_choice("env.type", self.type, ENV_TYPES)
+        if not self.tasks:
+            raise UsageError(f"--env.type={self.type} needs --env.task")
+        for name in self.tasks:
+            check_text("env.task", name)
+        if len(set(self.tasks)) < len(self.tasks):
+            raise UsageError(f"--env.task names a task twice: {', '.join(self.tasks)}")
+        sizes = self.image_size if isinstance(self.image_size, list) else [self.image_size]
+        if self.image_size is not None:
+            if isinstance(self.image_size, list) and len(sizes) != 2:
+                raise UsageError(f"--env.image_size is an edge or [height, width], not {self.image_size}")
+            for size in sizes:
+                check_whole("env.image_size", size, 1)
+        if self.max_steps is not None:
+            check_whole("env.max_steps", self.max_steps, 1)
+        if self.fps is not None and not check_number("env.fps", self.fps) > 0:
+            raise UsageError(f"--env.fps must be above 0, not {self.fps}")
+        _ = self.option_map
