@@ -392,3 +392,14 @@ def test_lerobot_opens_what_is_written(tmp_path: Path) -> None:
         np.testing.assert_allclose(seen["stats/q01"], np.quantile(whole["action"], 0.01, axis=0), atol=1e-6)
         np.testing.assert_array_equal(seen["stats/count"], [15])
     shutil.rmtree(tmp_path / "home", ignore_errors=True)
+
+
+def test_metadata_of_the_callers_own(tmp_path: Path) -> None:
+    with LeRobotWriter(tmp_path / "it", fps=10, features=ACTION) as writer:
+        writer.add_episode({"action": np.zeros((2, 3), np.float32)}, task="x")
+        writer.add_metadata("recording.json", {"seeds": [4]})
+        for name in ("info.json", "stats.json", "../recording.json", "recording.txt", "sub/recording.json"):
+            with pytest.raises(DatasetError, match="cannot be called"):
+                writer.add_metadata(name, {})
+    assert json.loads((tmp_path / "it/meta/recording.json").read_text()) == {"seeds": [4]}
+    assert entries(tmp_path) == ["it"]

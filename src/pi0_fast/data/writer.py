@@ -105,6 +105,7 @@ class LeRobotWriter:
         columns = {key: feature for key, feature in self._all.items() if feature.dtype != "video"}
         self._schema = pa.schema([(key, _arrow_type(feature)) for key, feature in columns.items()])
         self._tasks: dict[str, int] = {}
+        self._more_metadata: dict[str, Any] = {}
         self._episodes: list[dict[str, Any]] = []
         self._total_frames = 0
         self._file_number = -1  # counts files over all chunks
@@ -180,6 +181,17 @@ class LeRobotWriter:
         self._episodes.append(row)
         self._total_frames += length
         return index
+
+    def add_metadata(self, name: str, value: Any) -> None:
+        """Write `meta/{name}` with the dataset: a json file of the caller's own, which readers of LeRobot leave alone.
+
+        Raises:
+            DatasetError: not a plain name that ends in .json, or one that the dataset needs itself.
+        """
+        self._refuse_closed()
+        if name != Path(name).name or not name.endswith(".json") or name in (Path(INFO_FILE).name, "stats.json"):
+            raise DatasetError(f"metadata cannot be called {name!r}: a name that ends in .json, not info or stats")
+        self._more_metadata[name] = value
 
     def _write_pictures(
         self, columns: Mapping[str, Any], index: int, length: int
@@ -332,6 +344,8 @@ class LeRobotWriter:
             "features": features,
         }
         _write_json(meta / "info.json", info)
+        for name, value in self._more_metadata.items():
+            _write_json(meta / name, value)
 
     def _statistics(self, key: str) -> dict[str, Any]:
         """Over all frames of the dataset, from the files just written; of a camera over the frames counted."""
