@@ -384,6 +384,28 @@ def test_places_that_are_no_directory(tmp_path: Path) -> None:
             PI0FastPolicy.from_pretrained(name)
 
 
+@pytest.mark.parametrize("depth", ["run", "run/checkpoints", "run/checkpoints/000020"])
+def test_a_runs_directory_names_the_policy_in_it(saved: Path, tmp_path: Path, depth: str) -> None:
+    steps = tmp_path / "run" / "checkpoints"
+    for step in ("000003", "000020"):
+        shutil.copytree(saved, steps / step / "pretrained_model")
+    place = steps / "000020" / "pretrained_model"
+    with pytest.raises(PolicyError, match=f"belongs to a training run .*: give {place}$"):
+        PI0FastPolicy.from_pretrained(tmp_path / depth)
+    (steps / "last").symlink_to("000003")  # where it leads is the newest one
+    if depth != "run/checkpoints/000020":
+        place = steps / "last" / "pretrained_model"
+    with pytest.raises(PolicyError, match=f"give {place}$"):
+        PI0FastPolicy.from_pretrained(tmp_path / depth)
+    PI0FastPolicy.from_pretrained(place)
+
+
+def test_a_run_that_has_saved_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(PolicyError, match="a training run that has saved no checkpoint yet"):
+        PI0FastPolicy.from_pretrained(tmp_path / "run")
+
+
 # --- damaged and mixed ------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,7 @@ from pi0_fast.swap import (
     temporary_sibling,
 )
 from pi0_fast.text_tokenizer import BUILT_IN, TextTokenizer, load_text_tokenizer
+from pi0_fast.train_config import CHECKPOINTS, LAST, PRETRAINED_MODEL
 from pi0_fast.types import PolicyError, TokenizerError
 
 TOKENIZERS = "tokenizers"
@@ -104,11 +105,11 @@ class Checkpoint:
         return {
             "action_tokenizer": self.action_tokenizer.fingerprint,
             "text_tokenizer": self.text_tokenizer.fingerprint,
-            "normalization": _hash_of(self.processors),
+            "normalization": normalization_fingerprint(self.processors),
         }
 
 
-def _hash_of(processors: PolicyProcessors) -> str:
+def normalization_fingerprint(processors: PolicyProcessors) -> str:
     """16 hexadecimal digits: how state and action are normalised, and which actions are relative."""
 
     def plain(normalizer: FeatureNormalizer) -> dict[str, Any]:
@@ -135,12 +136,13 @@ def find_checkpoint(
     """The directory of that name, or the downloaded files of a hub repository.
 
     Raises:
-        PolicyError: neither a directory nor a hub id.
+        PolicyError: neither a directory nor a hub id; the directory of a training run, which holds policies.
         HubError: no such repository, access refused, offline.
     """
     folder = Path(path_or_hub_id).expanduser()
     try:
         if wait_for_directory(folder, partial(finish_interrupted_swap, bring_along=_bring_along)):
+            _refuse_run(folder)
             return folder
     except TokenizerError as error:
         raise PolicyError(str(error)) from error
@@ -162,6 +164,25 @@ def find_checkpoint(
         cache_dir=cache_dir,
         local_files_only=local_files_only,
     )
+
+
+def _refuse_run(folder: Path) -> None:
+    """A run's directory, its checkpoints/, or one of those: they hold policies, but are none.
+
+    Raises:
+        PolicyError: it is one; the message names the newest policy in it.
+    """
+    if (folder / CONFIG_FILE).exists():
+        return
+    steps = folder / CHECKPOINTS if (folder / CHECKPOINTS).is_dir() else folder
+    numbered = [entry for entry in steps.iterdir() if re.fullmatch(r"\d+", entry.name)]
+    newest = sorted(numbered, key=lambda entry: int(entry.name), reverse=True)
+    places = [entry / PRETRAINED_MODEL for entry in (folder, steps / LAST, *newest)]
+    found = next((place for place in places if (place / CONFIG_FILE).is_file()), None)
+    if found is not None:
+        raise PolicyError(f"{folder} belongs to a training run and is no policy itself: give {found}")
+    if steps != folder:
+        raise PolicyError(f"{folder} is the directory of a training run that has saved no checkpoint yet")
 
 
 def read_checkpoint(folder: Path, **options: Any) -> Checkpoint:
@@ -250,7 +271,7 @@ def _read_once(
     model = weights.load(folder, architecture, DTYPES[config.dtype], device(config), strict)
     result = Checkpoint(config, model, processors, text_tokenizer, action_tokenizer)
     given["normalization"] = statistics is not None
-    _check_fingerprints(folder, result, {name for name, other in given.items() if not other})
+    check_fingerprints(folder, {name: value for name, value in result.fingerprints().items() if not given[name]})
     return result
 
 
@@ -327,8 +348,16 @@ def _place(folder: Path | None, name: str) -> str | Path:
     return name
 
 
-def _check_fingerprints(folder: Path, checkpoint: Checkpoint, names: set[str]) -> None:
-    """Whether the tokenizers and statistics are those that the weights were saved with."""
+def check_fingerprints(folder: Path, found: Mapping[str, str]) -> None:
+    """Whether the tokenizers and statistics are those that the weights were saved with; LeRobot's do not say.
+
+    Args:
+        folder: of the checkpoint.
+        found: of those to check, name -> fingerprint; see `Checkpoint.fingerprints`.
+
+    Raises:
+        PolicyError: one is another; or the weights cannot be read.
+    """
     try:
         file = folder / weights.SINGLE_FILE
         if not file.is_file():  # any shard
@@ -337,14 +366,14 @@ def _check_fingerprints(folder: Path, checkpoint: Checkpoint, names: set[str]) -
             recorded = header.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise PolicyError(f"{folder}: the header of the weights cannot be read: {error}") from error
-    for name, found in checkpoint.fingerprints().items():
+    for name, fingerprint in found.items():
         wanted = recorded.get(_FINGERPRINT + name)
-        if name in names and wanted is not None and wanted != found:
+        if wanted is not None and wanted != fingerprint:
             what = LOCAL.get(name, PREPROCESSOR_FILE)
             raise PolicyError(
-                f"{folder}: the {name.replace('_', ' ')} has the fingerprint {found}, but the weights were trained "
-                f"with {wanted}: {what} comes from another checkpoint. Restore it; to go on with another one on "
-                "purpose, pass it to from_pretrained (action_tokenizer=, text_tokenizer=, statistics=)"
+                f"{folder}: the {name.replace('_', ' ')} has the fingerprint {fingerprint}, but the weights were "
+                f"trained with {wanted}: {what} comes from another checkpoint. Restore it; to go on with another one "
+                "on purpose, pass it to from_pretrained (action_tokenizer=, text_tokenizer=, statistics=)"
             )
 
 
