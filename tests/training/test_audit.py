@@ -123,6 +123,54 @@ def test_targets_over_the_budget_stop_training_before_it_begins(
     assert main(arguments(home, tmp_path / "out", steps=1, **{"policy.max_action_tokens": most})) == 0
 
 
+def test_the_advice_is_what_is_not_set_already(home: Path, tmp_path: Path) -> None:
+    def advice(name: str, **flags: object) -> str:
+        problem = audit(run_of(home, tmp_path / name, **{"policy.max_action_tokens": 8, **flags})).problem
+        assert problem is not None
+        return problem.partition(": ")[2]
+
+    assert "max_decoding_steps" not in advice("a")  # 256 of them hold any of these chunks
+    assert "auto_fit" not in advice("b")
+    assert advice("c").endswith("or choose a smaller --policy.chunk_size")
+    fitted = next(path for path in (home / "tokenizers").iterdir() if path.is_dir())
+    named = advice("d", **{"policy.action_tokenizer_name": fitted, "policy.auto_fit_fast_tokenizer": "false"})
+    assert named.endswith("or fit a tokenizer on this data (--policy.auto_fit_fast_tokenizer=true)")
+    assert "max_decoding_steps=" in advice("e", **{"policy.max_decoding_steps": 12, "policy.constrained": "false"})
+
+
+def test_held_out_chunks_are_measured_by_the_ranges_of_the_others(home: Path, tmp_path: Path) -> None:
+    root = build_dataset(tmp_path / "data", lengths=(14, 11, 9, 12))
+    run = run_of(home, tmp_path / "none", **{"dataset.root": root})
+    assert audit(run).content["held_out"] is None
+    run = run_of(home, tmp_path / "out", **{"dataset.root": root, "dataset.val_fraction": 0.25})
+    assert run.validation_frames is not None
+    batch = run.validation_frames.batch(np.arange(len(run.validation_frames)))
+    whole = ~batch["action_is_pad"].any(axis=1)
+    actions = batch["action"][whole].astype(np.float64)
+    normalizer = run.policy.preparation.processors.action
+    low, high = normalizer.statistics["q01"], normalizer.statistics["q99"]
+    excess = np.maximum(np.maximum(low - actions, actions - high), 0)
+    result = audit(run)
+    found = result.content["held_out"]
+    assert found["of whole chunks"] == found["chunks encoded"] == whole.sum()
+    assert found["clipped steps"] == pytest.approx((excess > 0).any(axis=2).mean())
+    assert found["largest error of that"] == pytest.approx(excess.max(), rel=1e-5)
+    assert found["in dimension"] == str(int(excess.max(axis=(0, 1)).argmax()))
+    assert found["clipped steps"] > 0.05
+    (line,) = (line for line in result.warnings() if "held-out" in line)
+    assert f"{found['clipped steps']:.1%} of the steps" in line
+    found["clipped steps"] = 0.05
+    assert not any("held-out" in line for line in result.warnings())
+
+
+def test_decisions_are_said_once(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(home, tmp_path / "out", steps=1)) == 0
+    out = capsys.readouterr().out
+    for decision in json.loads((tmp_path / "out" / "report.json").read_text())["decisions"]:
+        assert out.count(f"{decision['what']}: {decision['value']}") == 1
+        assert out.count(decision["why"]) == 1, decision
+
+
 def test_no_whole_chunk_at_all(home: Path, tmp_path: Path) -> None:
     short = build_dataset(tmp_path / "short", lengths=(3, 2))
     made = run_of(home, tmp_path / "a")

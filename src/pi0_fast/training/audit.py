@@ -34,9 +34,11 @@ REPORT_FILE = "report.json"
 #: Share of values outside a range above which a warning says so, in the modes whose ranges hold nearly all of the data
 #: that they were made from.
 MOST_OUTSIDE = {"QUANTILES": 0.1, "MIN_MAX": 0.1}
+#: Share of clipped steps of the held-out episodes above which a warning says so.
+MOST_CLIPPED_STEPS = 0.05
 #: Chunks longer than the budget that training puts up with.
 MOST_OVER_BUDGET = 0.001
-_MOST_CHUNKS = 50_000
+_MOST_CHUNKS, _MOST_HELD_OUT = 50_000, 5_000
 _BLOCK = 2048
 #: Rows whose prompts are made, to know the longest.
 _MOST_PROMPTS = 4096
@@ -68,19 +70,28 @@ class Audit:
                     f"{worst['dimension']} with {worst['outside']:.1%}. Its range comes from other data: fit a "
                     "tokenizer on this data (--policy.auto_fit_fast_tokenizer=true), and take its statistics"
                 )
+        held_out = self.content["held_out"]
+        if held_out is not None and (held_out["clipped steps"] or 0) > MOST_CLIPPED_STEPS:
+            yield (
+                f"{held_out['clipped steps']:.1%} of the steps of the held-out episodes have actions outside the range "
+                f"of normalisation, which are cut off (largest error {held_out['largest error of that']:.4g} in "
+                f"dimension {held_out['in dimension']}): no policy falls below that error there; the mode MIN_MAX "
+                "(--policy.normalization_mapping) cuts off less"
+            )
         if not self.content["cameras"]:
             yield "the policy has no camera: it will act on the state and the task alone"
 
     def tables(self) -> Iterator[Table]:
-        """For a terminal."""
+        """For a terminal; without the decisions, which are said as they are made."""
         content = self.content
         yield "Data", [[name, _shown(value)] for name, value in content["data"].items()], ["", ""]
-        yield "Decisions", [[d["what"], d["value"], d["why"]] for d in content["decisions"]], ["what", "", "why"]
         rows = [[camera["column"], camera["policy"], camera["size"], camera["state"]] for camera in content["cameras"]]
         if rows:
             yield "Cameras", rows, ["column", "the policy's name", "size", ""]
         for key in (STATE_KEY, ACTION_KEY):
             yield self._ranges(key)
+        if content["held_out"] is not None:
+            yield "Held out", [[name, _shown(value)] for name, value in content["held_out"].items()], ["", ""]
         yield "Tokens", [[name, _shown(value)] for name, value in content["tokens"].items()], ["", ""]
         trip = content["round_trip"]
         rows = [[row["dimension"], row["mean_error"], row["largest_error"]] for row in trip["dimensions"]]
@@ -124,7 +135,7 @@ def audit(run: Run) -> Audit:
     All whole chunks of the training episodes are encoded, or 50,000 of them, evenly drawn. The keys of `content`:
     ``data``, ``decisions``, ``cameras``, ``ranges`` (by feature; per dimension minimum and maximum of the frames, what
     maps to -1 and +1, the share outside, constant ones, and the checkpoint's range), ``tokens``, ``round_trip``,
-    ``parameters``, ``statistics`` (data's and checkpoint's, complete).
+    ``held_out`` (None where nothing is), ``parameters``, ``statistics`` (data's and checkpoint's, complete).
 
     `Audit.problem` is set where more than 0.1 % of the chunks have targets longer than ``max_action_tokens``; it says
     what would fit.
@@ -153,6 +164,7 @@ def audit(run: Run) -> Audit:
             "prompt ids, most": found.longest_prompt,
             "tokenizer_max_length": run.policy.config.tokenizer_max_length,
         },
+        "held_out": found.held_out(),
         "round_trip": found.round_trip(),
         "parameters": _parameters(run),
         "statistics": {
@@ -162,14 +174,23 @@ def audit(run: Run) -> Audit:
     }
     problem = None
     if over > MOST_OVER_BUDGET * len(lengths):
-        most = int(lengths.max())
         problem = (
             f"{over} of {len(lengths)} chunks ({over / len(lengths):.2%}) take more than max_action_tokens={budget} "
-            f"ids, the longest {most}: set --policy.max_action_tokens={most} and --policy.max_decoding_steps={most}, "
-            "choose a smaller --policy.chunk_size, or fit a tokenizer on this data "
-            "(--policy.auto_fit_fast_tokenizer=true)"
+            f"ids, the longest {int(lengths.max())}: {_ways_out(run, int(lengths.max()))}"
         )
     return Audit(content, problem)
+
+
+def _ways_out(run: Run, most: int) -> str:
+    """What makes room for chunks of `most` ids, without what is there already."""
+    config = run.policy.config
+    budgets = [f"--policy.max_action_tokens={most}"]
+    if config.max_decoding_steps < most:
+        budgets.append(f"--policy.max_decoding_steps={most}")
+    ways = [f"set {' and '.join(budgets)}", "choose a smaller --policy.chunk_size"]
+    if not run.config.policy.auto_fit_fast_tokenizer or run.config.policy.action_tokenizer_name is not None:
+        ways.append("fit a tokenizer on this data (--policy.auto_fit_fast_tokenizer=true)")
+    return f"{', '.join(ways[:-1])}, or {ways[-1]}"
 
 
 def report(run: Run) -> Audit:
@@ -255,14 +276,10 @@ class _Measurements:
         self, episode: int, starts: npt.NDArray[np.int64], chunks: FloatArray, states: FloatArray
     ) -> npt.NDArray[np.int64]:
         """Length of the target of each chunk; counts what falls outside."""
-        relative = self._processors.relative
-        raw = chunks if relative is None else relative.to_relative(chunks, states)
-        outside = _outside(self._processors.action, raw)
-        self._outside[ACTION_KEY] += outside.sum(axis=(0, 1))
-        self._values[ACTION_KEY] += outside.shape[0] * outside.shape[1]
-        normalized = self._processors.normalize_actions(chunks, states)
-        ids, lengths, info = self._preparation.action_tokenizer.encode_padded(normalized, return_info=True)
-        self.saturated += int(info.saturations.sum())
+        excess, ids, lengths, saturated = self._encoded(chunks, states)
+        self._outside[ACTION_KEY] += (excess > 0).sum(axis=(0, 1))
+        self._values[ACTION_KEY] += excess.shape[0] * excess.shape[1]
+        self.saturated += saturated
         if self._sample is None:
             place = len(starts) // 2
             self._sample = (episode, int(starts[place]), chunks[place], states[place])
@@ -271,6 +288,19 @@ class _Measurements:
             )
             self._beside = one.report.longest_target - int(lengths[0])
         return lengths.astype(np.int64) + self._beside
+
+    def _encoded(
+        self, chunks: FloatArray, states: FloatArray
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], int]:
+        """How far values lie outside the range [N, H, D], token ids [N, L], their lengths [N], saturated coefficients.
+
+        The first is in the data's units, of relative actions where those are encoded.
+        """
+        relative = self._processors.relative
+        raw = chunks if relative is None else relative.to_relative(chunks, states)
+        normalized = self._processors.normalize_actions(chunks, states)
+        ids, lengths, info = self._preparation.action_tokenizer.encode_padded(normalized, return_info=True)
+        return _excess(self._processors.action, raw), ids, lengths, int(info.saturations.sum())
 
     def _measure_prompts(self) -> None:
         """The longest prompt: all frames, or some of them, evenly spread.
@@ -336,6 +366,39 @@ class _Measurements:
         clips = normalizer.clip if key == ACTION_KEY else self._run.policy.config.state_clip
         return {"mode": normalizer.mode.value, "clips": clips, "relative": relative, "dimensions": rows}
 
+    def held_out(self) -> dict[str, Any] | None:
+        """The held-out chunks under what was made from the others; None where nothing is held out."""
+        run, held, horizon = self._run, self._run.validation_frames, self._run.policy.config.chunk_size
+        if held is None:
+            return None
+        counts = {
+            record.index: window_count(record.length, horizon)
+            for record in run.reader.episodes
+            if record.index in held.episodes
+        }
+        chosen = limit_samples(counts, _MOST_HELD_OUT, seed=run.config.seed)
+        worst = np.zeros(self._processors.action.size)
+        steps, chunks, ids = 0, 0, 0
+        keys = list(dict.fromkeys((run.columns.state.key, run.columns.action.key)))
+        for episode in run.reader.iter_episodes(keys, list(counts)):
+            states, actions = (vector_values(episode, each.key) for each in (run.columns.state, run.columns.action))
+            starts = np.arange(counts[episode.index]) if chosen is None else chosen[episode.index]
+            for begin in range(0, len(starts), _BLOCK):
+                part = starts[begin : begin + _BLOCK]
+                excess, _, lengths, _ = self._encoded(actions[part[:, None] + np.arange(horizon)], states[part])
+                worst = np.maximum(worst, excess.max(axis=(0, 1)))
+                steps += int((excess > 0).any(axis=2).sum())
+                chunks, ids = chunks + len(part), ids + int(lengths.sum()) + self._beside * len(part)
+        clips = self._processors.action.clip
+        return {
+            "chunks encoded": chunks,
+            "of whole chunks": sum(counts.values()),
+            "target ids, mean": ids / chunks if chunks else None,
+            "clipped steps": steps / (chunks * horizon) if chunks and clips else None,
+            "largest error of that": float(worst.max()) if clips else None,
+            "in dimension": _label(int(worst.argmax()), run.columns.action.names) if clips else None,
+        }
+
     def round_trip(self) -> dict[str, Any]:
         """One chunk through normalisation and tokens, and back."""
         assert self._sample is not None  # there is a whole chunk
@@ -360,12 +423,11 @@ class _Measurements:
         }
 
 
-def _outside(normalizer: FeatureNormalizer, raw: FloatArray) -> npt.NDArray[np.bool_]:
-    """Which values lie outside the range, before any clipping."""
-    if normalizer.mode is NormalizationMode.IDENTITY:
-        return np.abs(raw) > 1
+def _excess(normalizer: FeatureNormalizer, raw: FloatArray) -> npt.NDArray[Any]:
+    """How far values lie outside the range, before any clipping; 0 within."""
     low, high = _bounds(normalizer.mode, normalizer.statistics, normalizer.size)
-    return (raw < low) | (raw > high)
+    excess: npt.NDArray[Any] = np.maximum(np.maximum(low - raw, raw - high), 0)
+    return excess
 
 
 def _bounds(mode: NormalizationMode, statistics: Any, size: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
