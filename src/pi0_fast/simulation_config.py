@@ -1,7 +1,7 @@
 """What commands are told of a simulator: `--env.type`, `--env.task` and what belongs to them.
 
-Nested as `env` in the configurations of record, replay, eval and train. Names are LeRobot's where it has them.
-Left out: opening the simulator (sims/), which packages and numpy are needed for.
+Nested as `env` in the configurations of record, replay, eval and train, and as `eval` in those of the last two. Names
+are LeRobot's where it has them. Left out: opening the simulator (sims/), which packages and numpy are needed for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ from pi0_fast.types import UsageError
 
 # As sims.ENV_TYPES (a test compares them), which needs numpy; help is to answer at once.
 ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
-_ENV = "Simulator"
+#: Far from the seeds that demonstrations are recorded with (0, 1, 2, ...), so that none of them is evaluated on.
+FIRST_SEED = 100_000
+#: Seeds of simulators are below this.
+SEEDS = 2**31
+
+_ENV, _EVAL = "Simulator", "Evaluation in the simulator"
 
 
 @dataclass
@@ -120,3 +125,37 @@ class EnvConfig:
         if self.fps is not None and not check_number("env.fps", self.fps) > 0:
             raise UsageError(f"--env.fps must be above 0, not {self.fps}")
         _ = self.option_map
+
+
+@dataclass
+class EvalOptions:
+    """How much is evaluated, and how many episodes run side by side."""
+
+    n_episodes: int = option(50, group=_EVAL, help="Episodes of each task; their seeds count up from --seed.")
+    batch_size: int = option(
+        0,
+        group=_EVAL,
+        help="Simulators that run side by side, and rows of a batch of the policy; 0: as many as the machine has "
+        "cores, and no more than episodes.",
+    )
+    max_steps: int | None = option(
+        None,
+        group=_EVAL,
+        help="An episode ends after so many steps; as --env.max_steps.",
+        shown="the simulator's limit",
+    )
+    timeout_s: float = option(
+        120.0, group=_EVAL, help="A simulator that answers nothing for so many seconds has failed its episode."
+    )
+    use_async_envs: bool = option(True, group=_EVAL, help="Only true: simulators run in processes of their own.")
+
+    def validate(self) -> None:
+        """Refuse counts below 1."""
+        check_whole("eval.n_episodes", self.n_episodes, 1, SEEDS)
+        check_whole("eval.batch_size", self.batch_size, 0)
+        if self.max_steps is not None:
+            check_whole("eval.max_steps", self.max_steps, 1)
+        if not self.timeout_s > 0:
+            raise UsageError(f"--eval.timeout_s must be above 0, not {self.timeout_s}")
+        if not self.use_async_envs:
+            raise UsageError("--eval.use_async_envs=false is not offered: --eval.batch_size=1 runs one at a time")
