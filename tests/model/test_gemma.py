@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from itertools import pairwise
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -199,7 +202,7 @@ def test_bfloat16_steps_and_trains_on_a_cpu() -> None:
             data["ids"][:, 0], torch.ones(3, 1, dtype=torch.bool), torch.zeros(3, dtype=torch.long), 0, cache
         )
     assert hidden.dtype == torch.bfloat16
-    assert cache.keys[0].dtype == torch.bfloat16
+    assert cache.stores[0].dtype == torch.bfloat16
 
 
 def test_head_rows_give_the_same_scores() -> None:
@@ -233,6 +236,74 @@ def test_a_step_asks_a_replaced_projection() -> None:
         hooked = model.step(*arguments, model.new_cache(1, 1))
     assert not torch.allclose(plain, doubled)
     torch.testing.assert_close(doubled, hooked)
+
+
+def test_a_step_asks_a_hooked_projection_among_joined_ones() -> None:
+    model = tiny_paligemma(vocab_size=300)
+    plain = stepped(model, 2)
+    for name in ("q_proj", "v_proj"):
+        handle = getattr(model.decoder.layers[0].self_attn, name).register_forward_hook(lambda *given: 2 * given[2])
+        assert not torch.allclose(stepped(model, 2), plain)
+        handle.remove()
+    torch.testing.assert_close(stepped(model, 2), plain, atol=0, rtol=0)
+
+
+def joined_weights(model) -> list[bool]:
+    """Of each layer: do the weights that read one vector lie in memory one behind the other?"""
+    found = []
+    for layer in model.decoder.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for modules in ((attention.q_proj, attention.k_proj, attention.v_proj), (mlp.gate_proj, mlp.up_proj)):
+            places = [(module.weight.data_ptr(), module.weight.nbytes) for module in modules]
+            found.append(all(p + n == q for (p, n), (q, _) in pairwise(places)))
+    return found
+
+
+def apart(model) -> None:
+    """Every weight in memory of its own, with a gap behind it."""
+    for parameter in model.decoder.parameters():
+        parameter.data = torch.cat((parameter.data.flatten(), torch.zeros(64)))[:-64].view(parameter.shape)
+
+
+def stepped(model, rows: int):
+    """Hidden state after two steps; the second sees both."""
+    ids, mask = torch.arange(rows) + 7, torch.ones(rows, 2, dtype=torch.bool)
+    with torch.inference_mode():
+        cache = model.new_cache(rows, 4)
+        model.step(ids, mask[:, :1], torch.arange(rows), 0, cache)
+        return model.step(ids + 1, mask, torch.arange(rows) + 1, 1, cache)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 9])
+def test_one_product_for_weights_side_by_side_changes_nothing(rows: int) -> None:
+    model = initialize(GROUPED)
+    for name, parameter in model.decoder.named_parameters():
+        if "norm" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    assert all(joined_weights(model))
+    together = stepped(model, rows)
+    apart(model)
+    assert not any(joined_weights(model))
+    torch.testing.assert_close(stepped(model, rows), together, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_stay_side_by_side_and_are_still_the_parameters() -> None:
+    model = initialize(GROUPED)
+    before = stepped(model, 2)
+    saved = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.decoder.layers[1].self_attn.v_proj.weight.mul_(2)
+    assert not torch.allclose(stepped(model, 2), before)
+    model.load_state_dict(saved)
+    torch.testing.assert_close(stepped(model, 2), before, atol=0, rtol=0)
+    apart(model)
+    assert all(joined_weights(model.to("cpu")))
+    torch.testing.assert_close(stepped(model, 2), before)
+    copied = copy.deepcopy(model)
+    torch.testing.assert_close(stepped(copied, 2), before)
+    with torch.no_grad():
+        copied.decoder.layers[0].mlp.up_proj.weight.mul_(2)
+    torch.testing.assert_close(stepped(model, 2), before)
 
 
 def test_wrong_shapes_are_named() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,8 @@ from pi0_fast.model.architecture import TextSizes
 RMS_NORM_EPSILON = 1e-6
 ROTARY_BASE = 10_000.0
 
-#: Cosines and sines of `rotation`; keys and values [B, G, capacity, head_dim] of one layer.
+#: Cosines and sines of `rotation`.
 Rotation = tuple[Tensor, Tensor]
-Store = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,26 +34,25 @@ class KeyValueCache:
     """Keys and values of every layer, allocated once and written in place.
 
     Attributes:
-        keys: one tensor [B, G, capacity, head_dim] per layer, G key-value heads; already turned by their position.
-        values: the same shape.
-        frequencies: of `rotary_frequencies`, and
+        stores: one tensor [B, 2 G, capacity, head_dim] per layer, G key-value heads: first the keys, already turned by
+            their position, then the values.
+        frequencies: of `step_frequencies`, and
         parts: of `Decoder.step_parts`, kept so that a step need not make them.
     """
 
-    keys: list[Tensor]
-    values: list[Tensor]
+    stores: list[Tensor]
     frequencies: Tensor
     parts: list[StepParts] = field(repr=False)
 
     @property
     def batch(self) -> int:
         """Rows B."""
-        return self.keys[0].shape[0]
+        return self.stores[0].shape[0]
 
     @property
     def capacity(self) -> int:
         """Columns that fit."""
-        return self.keys[0].shape[2]
+        return self.stores[0].shape[2]
 
 
 #: Up to this many rows of a step, a float32 product on a CPU waits for its weights.
@@ -80,6 +78,20 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return torch.addcmul(normed, normed, weight).to(x.dtype)
 
 
+def step_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """`rms_norm` in fewer operations, for the few rows of a step; without gradients."""
+    wide = x.float()
+    normed = (
+        wide
+        * torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        .square_()
+        .div_(x.shape[-1])
+        .add_(RMS_NORM_EPSILON)
+        .rsqrt_()
+    )
+    return torch.addcmul(normed, normed, weight).to(x.dtype)
+
+
 def rotary_frequencies(head_dim: int, device: torch.device) -> Tensor:
     """Radians per position: float32 [1, 2, head_dim / 2], once negative and once positive, as the sines are needed."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim
@@ -87,16 +99,27 @@ def rotary_frequencies(head_dim: int, device: torch.device) -> Tensor:
     return torch.stack((-frequencies, frequencies))[None]
 
 
+def step_frequencies(sizes: TextSizes, device: torch.device) -> Tensor:
+    """`rotary_frequencies` for queries, keys and values in one tensor: [heads + 2 G, 2, head_dim / 2].
+
+    Values do not turn: theirs are 0.
+    """
+    turning = rotary_frequencies(sizes.head_dim, device)
+    groups = sizes.num_key_value_heads
+    heads = sizes.num_attention_heads + groups
+    return torch.cat((turning.expand(heads, -1, -1), torch.zeros_like(turning).expand(groups, -1, -1)))
+
+
 def rotation(positions: Tensor, frequencies: Tensor, dtype: torch.dtype) -> Rotation:
     """Cosines and signed sines of the rotary embedding.
 
     Args:
         positions: int64 [...].
-        frequencies: of `rotary_frequencies`.
+        frequencies: of `rotary_frequencies`, [1, 2, head_dim / 2], or `step_frequencies`.
         dtype: of the result; the angles are computed in float32.
 
     Returns:
-        cosine and sine [..., 1, 2, head_dim / 2], to broadcast over heads; the sine of a first half is negative.
+        cosine and sine [..., 1 or heads + 2 G, 2, head_dim / 2]; the sine of a first half is negative.
     """
     angles = positions[..., None, None, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
@@ -120,7 +143,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(self.heads * self.head_dim, sizes.hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, asking: Tensor, bias: Tensor, turn: Rotation, asking_turn: Rotation, store: Store | None
+        self, x: Tensor, asking: Tensor, bias: Tensor, turn: Rotation, asking_turn: Rotation, store: Tensor | None
     ) -> Tensor:
         """Attention of K columns to S.
 
@@ -130,7 +153,7 @@ class Attention(nn.Module):
             bias: [B, 1, K, S].
             turn: of `x`.
             asking_turn: of `asking`.
-            store: receives keys and values in columns 0..S-1.
+            store: of a `KeyValueCache`; receives keys and values in columns 0..S-1.
 
         Returns:
             [B, K, width].
@@ -142,8 +165,8 @@ class Attention(nn.Module):
         key = rotate(self.k_proj(x).view(batch, length, self.groups, 2, half), turn).flatten(-2).transpose(1, 2)
         value = self.v_proj(x).view(batch, length, self.groups, self.head_dim).transpose(1, 2)
         if store is not None:
-            store[0][:, :, :length].copy_(key)
-            store[1][:, :, :length].copy_(value)
+            store[:, : self.groups, :length].copy_(key)
+            store[:, self.groups :, :length].copy_(value)
         mixed = functional.scaled_dot_product_attention(query, self._share(key), self._share(value), attn_mask=bias)
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
@@ -178,7 +201,7 @@ class DecoderLayer(nn.Module):
         self.mlp = MLP(sizes)
 
     def forward(
-        self, x: Tensor, bias: Tensor, turn: Rotation, store: Store | None = None, wanted: Tensor | None = None
+        self, x: Tensor, bias: Tensor, turn: Rotation, store: Tensor | None = None, wanted: Tensor | None = None
     ) -> Tensor:
         """[B, S, width] -> the same, or [B, K, width] of the columns in `wanted` (int64 [B, K])."""
         normed = self.input_layernorm(x)
@@ -193,10 +216,22 @@ class DecoderLayer(nn.Module):
     def step_parts(self, direct: bool) -> StepParts:
         """What `layer_step` needs; `direct`: without the cost of calling a module, where that does the same."""
         attention, mlp = self.self_attn, self.mlp
-        projections = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        projections += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-        calls = [_direct(module) if direct else module for module in projections]
-        return StepParts(self.input_layernorm.weight, self.post_attention_layernorm.weight, *calls)
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        gates = [mlp.gate_proj, mlp.up_proj]
+        return StepParts(
+            self.input_layernorm.weight,
+            self.post_attention_layernorm.weight,
+            _joined(projections, direct),
+            _direct(attention.o_proj) if direct else attention.o_proj,
+            _joined(gates, direct),
+            _direct(mlp.down_proj) if direct else mlp.down_proj,
+        )
+
+    def lay_side_by_side(self) -> None:
+        """Let the weights that read the same vector share one piece of memory, so that a step needs one product."""
+        attention, mlp = self.self_attn, self.mlp
+        _lay_side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
+        _lay_side_by_side([mlp.gate_proj, mlp.up_proj])
 
 
 class StepParts(NamedTuple):
@@ -204,44 +239,39 @@ class StepParts(NamedTuple):
 
     input_norm: Tensor
     post_norm: Tensor
-    query: Callable[[Tensor], Tensor]
-    key: Callable[[Tensor], Tensor]
-    value: Callable[[Tensor], Tensor]
+    queries_keys_values: Callable[[Tensor], Tensor]
     output: Callable[[Tensor], Tensor]
-    gate: Callable[[Tensor], Tensor]
-    up: Callable[[Tensor], Tensor]
+    gate_and_up: Callable[[Tensor], Tensor]
     down: Callable[[Tensor], Tensor]
 
 
-def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Store) -> Tensor:
+def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Tensor) -> Tensor:
     """`DecoderLayer.forward` for one column, without a dimension for it.
 
     Args:
         layer: of `DecoderLayer.step_parts`.
         x: [B, width].
         bias: [B, 1, 1, L], the first L columns of the store.
-        turn: of the new column, [B, 1, 2, head_dim / 2].
+        turn: of the new column, [B, heads + 2 G, 2, head_dim / 2].
         column: int64 [1], where keys and values are written.
-        store: keys and values [B, groups, capacity, head_dim].
+        store: keys and values [B, 2 G, capacity, head_dim].
 
     Returns:
         [B, width].
     """
-    keys, values = store
-    batch, groups, _, head_dim = keys.shape
-    half, length = head_dim // 2, bias.shape[-1]
-    normed = rms_norm(x, layer.input_norm)
-    query = rotate(layer.query(normed).view(batch, -1, 2, half), turn)
-    key = rotate(layer.key(normed).view(batch, -1, 2, half), turn)
-    keys.index_copy_(2, column, key.view(batch, groups, 1, head_dim))
-    values.index_copy_(2, column, layer.value(normed).view(batch, groups, 1, head_dim))
-    keys, values = keys.narrow(2, 0, length), values.narrow(2, 0, length)
+    batch, both, _, head_dim = store.shape
+    groups, length = both // 2, bias.shape[-1]
+    mixed = layer.queries_keys_values(step_norm(x, layer.input_norm)).view(batch, -1, 2, head_dim // 2)
+    turned = rotate(mixed, turn).view(batch, -1, 1, head_dim)
+    heads = turned.shape[1] - both
+    store.index_copy_(2, column, turned[:, heads:])
+    seen = store.narrow(2, 0, length)
     # The heads that share keys are the rows of one query matrix: nothing is expanded.
-    query = query.view(batch, groups, -1, head_dim)
-    mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=bias)
+    query = turned[:, :heads].reshape(batch, groups, -1, head_dim)
+    mixed = functional.scaled_dot_product_attention(query, seen[:, :groups], seen[:, groups:], attn_mask=bias)
     x = x + layer.output(mixed.reshape(batch, -1))
-    normed = rms_norm(x, layer.post_norm)
-    return x + layer.down(functional.gelu(layer.gate(normed), approximate="tanh") * layer.up(normed))
+    gate, up = layer.gate_and_up(step_norm(x, layer.post_norm)).chunk(2, -1)
+    return x + layer.down(functional.gelu(gate, approximate="tanh") * up)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
@@ -254,14 +284,60 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     return functional.linear(x, weight)
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Whether it is a linear map and nothing more: no adapter, no hook, no quantised map."""
+    return type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+
+
 def _direct(module: nn.Module) -> Callable[[Tensor], Tensor]:
-    """The function of a plain linear map; anything else (an adapter, a hook, a quantised map) is called as it is."""
-    if type(module) is not nn.Linear or module._forward_hooks or module._forward_pre_hooks:
+    """The function of a plain linear map; anything else is called as it is."""
+    if not _is_plain(module):
         return module
-    weight, bias = module.weight, cast("Tensor | None", module.bias)  # torch's own annotation leaves out None
+    linear = cast("nn.Linear", module)
+    weight, bias = linear.weight, cast("Tensor | None", linear.bias)  # torch's own annotation leaves out None
     if bias is None:
         return lambda x: product(x, weight)
     return lambda x: functional.linear(x, weight, bias)
+
+
+def _joined(modules: list[nn.Linear], direct: bool) -> Callable[[Tensor], Tensor]:
+    """The results of several linear maps of one vector, one behind the other; one product where that is possible."""
+    if direct and all(_is_plain(module) and module.bias is None for module in modules):
+        weight = _as_one([module.weight for module in modules])
+        if weight is not None:
+            return lambda x: product(x, weight)
+    calls = [_direct(module) if direct else module for module in modules]
+    return lambda x: torch.cat([call(x) for call in calls], dim=-1)
+
+
+def _as_one(weights: list[Tensor]) -> Tensor | None:
+    """Matrices [K_i, width] as one [sum of K_i, width] of the same memory, if they lie there one behind the other."""
+    first = weights[0].detach()
+    place = first.storage_offset()
+    for weight in weights:
+        ours = type(weight) is nn.Parameter and weight.dtype == first.dtype  # and not distributed, for one
+        if not ours or weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return None
+        if weight.storage_offset() != place or not weight.is_contiguous():
+            return None
+        place += weight.numel()
+    return first.as_strided((sum(len(weight) for weight in weights), first.shape[1]), first.stride())
+
+
+def _lay_side_by_side(modules: list[nn.Linear]) -> None:
+    weights: list[Tensor] = [module.weight for module in modules if _is_plain(module)]
+    if not weights:
+        return
+    alike = {(type(weight), weight.device, weight.dtype) for weight in weights} == {
+        (nn.Parameter, weights[0].device, weights[0].dtype)
+    }
+    if len(weights) < len(modules) or not alike or weights[0].is_meta or _as_one(weights) is not None:
+        return
+    together = torch.cat([weight.detach() for weight in weights])
+    begin = 0
+    for weight in weights:
+        weight.data = together[begin : begin + len(weight)]
+        begin += len(weight)
 
 
 class Decoder(nn.Module):
@@ -300,10 +376,21 @@ class Decoder(nn.Module):
         bias = _bias(mask, x.dtype)
         last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            store = None if cache is None else (cache.keys[index], cache.values[index])
+            store = None if cache is None else cache.stores[index]
             arguments = (x, bias, turn, store, wanted if index == last else None)
             x = checkpoint(layer, *arguments, use_reentrant=False) if checkpointed else layer(*arguments)
         return self.norm(x)  # type: ignore[no-any-return]
+
+    def _apply(self, *arguments: Any, **options: Any) -> Decoder:
+        """Of every move to a device or dtype, which takes each weight on its own."""
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+        self.lay_side_by_side()
+        return self
+
+    def lay_side_by_side(self) -> None:
+        """See `DecoderLayer.lay_side_by_side`: to be called when weights were put in; without it all is the same."""
+        for layer in self.layers:
+            layer.lay_side_by_side()  # type: ignore[operator]
 
     def step_parts(self, direct: bool) -> list[StepParts]:
         """The layers as `step` uses them; see `DecoderLayer.step_parts`."""
@@ -334,9 +421,9 @@ class Decoder(nn.Module):
         turn = rotation(positions, cache.frequencies, x.dtype)
         bias = _bias(mask[:, None, None], x.dtype)
         layers = self.step_parts(direct=False) if parts is None else parts
-        for layer, keys, values in zip(layers, cache.keys, cache.values, strict=True):
-            x = layer_step(layer, x, bias, turn, column, (keys, values))
-        return rms_norm(x, self.norm.weight)
+        for layer, store in zip(layers, cache.stores, strict=True):
+            x = layer_step(layer, x, bias, turn, column, store)
+        return step_norm(x, self.norm.weight)
 
 
 def _columns(x: Tensor, wanted: Tensor) -> Tensor:

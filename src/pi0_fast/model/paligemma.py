@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pi0_fast.model.architecture import Architecture
-from pi0_fast.model.gemma import Decoder, KeyValueCache, product, rotary_frequencies
+from pi0_fast.model.gemma import Decoder, KeyValueCache, product, step_frequencies
 from pi0_fast.model.siglip import VisionTower
 from pi0_fast.types import PolicyError
 
@@ -135,14 +135,10 @@ class PaliGemma(nn.Module):
     def new_cache(self, batch: int, capacity: int) -> KeyValueCache:
         """Room for `capacity` columns of `batch` rows: 2 * layers * B * capacity * kv heads * head_dim numbers."""
         text = self.architecture.text
-        shape = (batch, text.num_key_value_heads, capacity, text.head_dim)
-
+        shape = (batch, 2 * text.num_key_value_heads, capacity, text.head_dim)
         # Zeros, not whatever was in memory: a masked column has weight 0, and 0 * NaN would still be NaN.
-        def empty() -> list[Tensor]:
-            return [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
-
-        frequencies = rotary_frequencies(text.head_dim, self.device)
-        return KeyValueCache(empty(), empty(), frequencies, self.decoder.step_parts(direct=True))
+        stores = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
+        return KeyValueCache(stores, step_frequencies(text, self.device), self.decoder.step_parts(direct=True))
 
     def prefill(
         self,

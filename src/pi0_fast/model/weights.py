@@ -149,6 +149,7 @@ def load(
     model.load_state_dict(state, strict=True, assign=True)
     if tied:
         model.lm_head.weight = model.embed_tokens.weight
+    model.decoder.lay_side_by_side()
     return model.eval()
 
 
@@ -215,6 +216,7 @@ def initialize(
     if tied_head:
         state[HEAD] = state[TABLE]
     model.load_state_dict(state, strict=True, assign=True)
+    model.decoder.lay_side_by_side()
     return model.eval()
 
 
