@@ -111,7 +111,8 @@ def test_metadata_says_what_was_fitted(dataset: Path, tmp_path: Path) -> None:
 
 def starts_of(root: Path, n_samples: int, chunk_size: int = 10, seed: int = 42) -> dict[int, list[int]]:
     settings = cached_fitting._Settings(n_samples, chunk_size, seed, 10.0, 256, "plain", None)
-    found = cached_fitting._sampled_starts(LeRobotReader("local/walk", root), settings)
+    reader = LeRobotReader("local/walk", root)
+    found = cached_fitting._sampled_starts(reader, tuple(reader.episodes), settings)
     return {index: starts.tolist() for index, starts in found.items()}
 
 
@@ -163,6 +164,29 @@ def test_only_the_columns_of_the_fit_are_read(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spy)
     fit(root, tmp_path / "cache")
     assert asked == {"action", "episode_index", "frame_index"}
+
+
+def test_only_the_episodes_asked_for_are_fitted_on(dataset: Path, tmp_path: Path) -> None:
+    part = Path(fit(dataset, tmp_path / "cache", episodes=[5, 0, 3, 2]))
+    chosen = [LENGTHS[index] for index in (0, 2, 3, 5)]
+    values = [walk for index, walk in enumerate(walks(LENGTHS)) if index in (0, 2, 3, 5)]
+    alone = Path(fit(build_v3(tmp_path / "alone", values), tmp_path / "other"))
+    tokenizers = [FastTokenizer.from_pretrained(path) for path in (part, alone)]
+    for tokenizer in tokenizers:  # statistics are of these episodes too
+        assert tokenizer.normalizer is not None
+        expected = np.quantile(np.concatenate(values).astype(np.float64), 0.99, axis=0)
+        np.testing.assert_array_equal(tokenizer.normalizer.high, expected)
+    metadata = json.loads((part / "metadata.json").read_text())
+    assert metadata["episodes"] == [0, 2, 3, 5]
+    assert metadata["skipped_episodes"] == sum(length < 10 for length in chosen) == 1
+    assert metadata["num_training_chunks"] == 3 * (120 // 4)
+    # All of them are not other ones; others are.
+    whole = fit(dataset, tmp_path / "cache")
+    assert fit(dataset, tmp_path / "cache", episodes=range(6)) == whole
+    assert len({whole, part, fit(dataset, tmp_path / "cache", episodes=[0, 2, 5])}) == 3
+    for episodes, message in (([6], "has no episode 6"), ([], "episodes is empty"), ([-1], "at least 0, not -1")):
+        with pytest.raises(UsageError, match=message):
+            fit(dataset, tmp_path / "cache", episodes=episodes)
 
 
 def test_two_fits_are_byte_identical(dataset: Path, tmp_path: Path) -> None:

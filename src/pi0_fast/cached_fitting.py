@@ -68,6 +68,7 @@ def fit_fast_tokenizer(
     statistics: Statistics | Mapping[str, Any] | None = None,
     normalizer: Normalizer | None = None,
     symbol_format: Literal["plain", "reference"] = "plain",
+    episodes: Sequence[int] | None = None,
 ) -> str:
     """The directory of a FAST tokenizer fitted on a LeRobot dataset: from the cache, or fitted now by one process.
 
@@ -93,6 +94,7 @@ def fit_fast_tokenizer(
         seed: of the sample.
         root: directory of the dataset; the network is then never touched for it.
         scale, vocab_size, symbol_format: see `FastTokenizer.fit`.
+        episodes: indices of those to fit on, such as the ones that are not held out; None for all.
         timeout_s: how long to wait for the process that fits.
         revision, local_files_only: see `pi0_fast.data.open_dataset`.
         action_key, state_key: columns of the dataset.
@@ -126,7 +128,7 @@ def fit_fast_tokenizer(
     if not (isinstance(timeout_s, (int, float)) and timeout_s > 0):
         raise UsageError(f"timeout_s must be above 0, not {timeout_s!r}")
     reader = _open(dataset_repo_id, root, revision, local_files_only)
-    data = _Actions.of(reader, action_key, state_key, normalizer, settings)
+    data = _Actions.of(reader, action_key, state_key, normalizer, settings, _chosen(reader, episodes))
     normalization = _normalization(data, normalization_mode, statistics, normalizer)
     signature = _signature(data, normalization, settings)
     path = Path(cache_dir).expanduser() / signature
@@ -222,20 +224,28 @@ class _Actions:
 
     Attributes:
         keys: columns to read; the action first, then, for relative actions, the state.
+        episodes: those to fit on, ascending.
         starts: episode index -> sorted first frames of its chunks.
-        skipped: episodes shorter than a chunk.
+        skipped: how many of the episodes are shorter than a chunk.
     """
 
     reader: LeRobotReader
     keys: tuple[str, ...]
     selection: ActionSelection
     names: tuple[str, ...] | None
+    episodes: tuple[EpisodeRecord, ...]
     starts: Mapping[int, npt.NDArray[np.int64]]
     skipped: int
 
     @classmethod
     def of(
-        cls, reader: LeRobotReader, action_key: str, state_key: str, normalizer: Normalizer | None, settings: _Settings
+        cls,
+        reader: LeRobotReader,
+        action_key: str,
+        state_key: str,
+        normalizer: Normalizer | None,
+        settings: _Settings,
+        episodes: tuple[EpisodeRecord, ...],
     ) -> _Actions:
         """Choose, from the metadata alone."""
         feature = vector_feature(reader, action_key)
@@ -254,13 +264,19 @@ class _Actions:
             keys=(action_key, state_key) if selection.is_delta else (action_key,),
             selection=selection,
             names=selection.encoded_names(feature.names) if feature.names and len(feature.names) == size else None,
-            starts=_sampled_starts(reader, settings),
-            skipped=sum(episode.length < settings.chunk_size for episode in reader.episodes),
+            episodes=episodes,
+            starts=_sampled_starts(reader, episodes, settings),
+            skipped=sum(episode.length < settings.chunk_size for episode in episodes),
         )
 
+    @property
+    def are_all(self) -> bool:
+        """Whether no episode is left out."""
+        return len(self.episodes) == len(self.reader.episodes)
+
     def statistics_blocks(self) -> Iterator[npt.NDArray[np.float32]]:
-        """Encoded values [T, D] of all frames of all episodes."""
-        for episode in self.reader.iter_episodes(self.keys[:1]):
+        """Encoded values [T, D] of all frames of the episodes."""
+        for episode in self.reader.iter_episodes(self.keys[:1], [record.index for record in self.episodes]):
             yield vector_values(episode, self.keys[0])[:, list(self.selection.dims)]
 
     def chunks(self, horizon: int) -> Iterator[npt.NDArray[np.float32]]:
@@ -271,13 +287,30 @@ class _Actions:
             yield self.selection.window_chunks(actions, states, self.starts[episode.index], horizon)
 
 
-def _sampled_starts(reader: LeRobotReader, settings: _Settings) -> dict[int, npt.NDArray[np.int64]]:
+def _chosen(reader: LeRobotReader, asked: Sequence[int] | None) -> tuple[EpisodeRecord, ...]:
+    """The records of the episodes asked for, ascending.
+
+    Raises:
+        UsageError: none, or one that the dataset does not have.
+    """
+    if asked is None:
+        return tuple(reader.episodes)
+    wanted = {_whole("episodes", index, 0) for index in asked}
+    found = tuple(record for record in reader.episodes if record.index in wanted)
+    if not wanted or len(found) < len(wanted):
+        missing = sorted(wanted - {record.index for record in found})
+        raise UsageError(f"episodes: {reader.root} has no episode {missing[0]}" if missing else "episodes is empty")
+    return found
+
+
+def _sampled_starts(
+    reader: LeRobotReader, episodes: tuple[EpisodeRecord, ...], settings: _Settings
+) -> dict[int, npt.NDArray[np.int64]]:
     """First frames of the chunks of each episode that is used.
 
     Raises:
         NoChunksError: no episode is as long as a chunk.
     """
-    episodes: Sequence[EpisodeRecord] = reader.episodes
     each = max(1, settings.n_samples // max(1, len(episodes)))
     starts: dict[int, npt.NDArray[np.int64]] = {}
     left = settings.n_samples
@@ -347,6 +380,8 @@ def _signature(data: _Actions, normalization: Normalizer | NormalizationMode, se
         "normalization": normal,
         **vars(settings),
     }
+    if not data.are_all:
+        content["episodes"] = [record.index for record in data.episodes]
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
 
 
@@ -386,7 +421,7 @@ def _fit(
     chosen = sum(map(len, data.starts.values()))
     logger.info("fitting %s on %d chunks of %s", path, chosen, data.reader.repo_id)
     if data.skipped:
-        total = len(data.reader.episodes)
+        total = len(data.episodes)
         logger.warning("%d of %d episodes are shorter than chunk_size %d", data.skipped, total, settings.chunk_size)
     if isinstance(normalization, Normalizer):
         normalizer = normalization
@@ -438,5 +473,6 @@ def _metadata(
         "n_samples": settings.n_samples,
         "seed": settings.seed,
         "skipped_episodes": data.skipped,
+        "episodes": "all" if data.are_all else [record.index for record in data.episodes],
         "dataset_revision": data.reader.revision,
     }

@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.numpy import load_file as load_arrays  # noqa: E402
+from safetensors.numpy import save_file as save_arrays  # noqa: E402
 from tiny_runs import ACTION, PIXELS, STATE, arguments, build_dataset  # noqa: E402
 
 from pi0_fast import FastTokenizer, PI0FastConfig  # noqa: E402
@@ -22,6 +24,7 @@ from pi0_fast.data.reader import open_dataset  # noqa: E402
 from pi0_fast.model.weights import load  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY  # noqa: E402
+from pi0_fast.text_tokenizer import TinyTextTokenizer  # noqa: E402
 from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training import setup  # noqa: E402
 from pi0_fast.training.setup import Run, choose_device, set_up  # noqa: E402
@@ -418,3 +421,71 @@ def test_resume_takes_the_checkpoints_policy(home: Path, tmp_path: Path) -> None
         action_tokenizer_name="tokenizers/action",
         text_tokenizer_name="tokenizers/text",
     )
+
+
+# --- what belongs together ------------------------------------------------------------------------
+
+
+def test_auto_fit_does_not_look_at_held_out_episodes(home: Path, tmp_path: Path) -> None:
+    made = run(home, tmp_path / "out", **{"dataset.val_fraction": 0.25})
+    metadata = made.policy.preparation.action_tokenizer.metadata
+    assert metadata["episodes"] == list(made.train_frames.episodes)
+    assert len(metadata["episodes"]) == 3
+    every = run(home, tmp_path / "every").policy.preparation.action_tokenizer.metadata
+    assert every["episodes"] == "all"
+
+
+def exchange(home: Path, folder: Path, part: str) -> Path:
+    """A copy of the checkpoint with a part of another one."""
+    shutil.copytree(home / "start", folder)
+    if part == "text":
+        shutil.rmtree(folder / "tokenizers" / "text")
+        TinyTextTokenizer(1023).save(folder / "tokenizers" / "text")
+    elif part == "action":
+        place = folder / "tokenizers" / "action"
+        tokenizer = FastTokenizer.from_pretrained(place)
+        FastTokenizer(
+            tokenizer.vocabulary,
+            scale=11.0,
+            time_horizon=tokenizer.time_horizon,
+            action_dim=tokenizer.action_dim,
+            normalizer=tokenizer.normalizer,
+        ).save_pretrained(place)
+    else:
+        for path in folder.glob("policy_*.safetensors"):
+            arrays = load_arrays(path)
+            arrays["observation.state.q99"] = arrays["observation.state.q99"] + np.float32(0.25)
+            save_arrays(arrays, path)
+    return folder
+
+
+@pytest.mark.parametrize("flag", ["policy.path", "policy.pretrained_path"])
+@pytest.mark.parametrize("part", ["text", "action", "statistics"])
+def test_parts_of_another_checkpoint_are_refused(home: Path, tmp_path: Path, part: str, flag: str) -> None:
+    folder = exchange(home, tmp_path / "mixed", part)
+    name = {"text": "text tokenizer", "action": "action tokenizer", "statistics": "normalization"}[part]
+    flags = {flag: folder, **({"policy.statistics": "checkpoint"} if part == "statistics" else {})}
+    with pytest.raises(PolicyError, match=f"the {name} has the fingerprint"):
+        started(home, tmp_path / "out", **flags)
+    # What is not taken from there need not belong to it.
+    if part == "statistics":
+        started(home, tmp_path / "out", **{flag: folder})
+    elif part == "action":
+        fitted = {"policy.auto_fit_fast_tokenizer": "true", "policy.fast_tokenizer_cache_dir": home / "tokenizers"}
+        started(
+            home,
+            tmp_path / "out",
+            (),
+            **{flag: folder, "policy.action_tokenizer_name": home / "start/tokenizers/action"},
+        )
+        made = run(home, tmp_path / "out", drop=NEW[:2], **{flag: folder}, **fitted)
+        assert made.policy.preparation.action_tokenizer.scale == 10.0
+
+
+def test_a_runs_directory_as_the_checkpoint_to_begin_with(home: Path, tmp_path: Path) -> None:
+    place = tmp_path / "run" / "checkpoints" / "000008" / "pretrained_model"
+    shutil.copytree(home / "start", place)
+    for flag in ("policy.path", "policy.pretrained_path"):
+        with pytest.raises(PolicyError, match=f"is no policy itself: give {place}"):
+            started(home, tmp_path / "out", **{flag: tmp_path / "run"})
+        started(home, tmp_path / "out", **{flag: place})

@@ -23,7 +23,15 @@ from pi0_fast.actions.chunks import split_episodes
 from pi0_fast.actions.normalize import NormalizationMode, Normalizer, Statistics
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.cached_fitting import fit_fast_tokenizer
-from pi0_fast.checkpoint import DTYPES, LOCAL, find_checkpoint, with_tokenizers, write_files
+from pi0_fast.checkpoint import (
+    DTYPES,
+    LOCAL,
+    check_fingerprints,
+    find_checkpoint,
+    normalization_fingerprint,
+    with_tokenizers,
+    write_files,
+)
 from pi0_fast.data.reader import LeRobotReader, open_dataset
 from pi0_fast.display import say
 from pi0_fast.hub import download_snapshot
@@ -163,7 +171,7 @@ def set_up(config: TrainConfig) -> Run:
     else:
         selection = action_selection(policy_config, columns)
         statistics = data_statistics(reader, columns, selection, training, policy_config.chunk_size)
-        made = _Making(config, policy_config, start, columns, statistics, reader, device, decisions)
+        made = _Making(config, policy_config, start, columns, statistics, reader, device, decisions, training)
         run = Run(
             config, made.policy(), frames, held, reader, columns, statistics, start.stored_statistics(), decisions
         )
@@ -473,6 +481,7 @@ class _Making:
     reader: LeRobotReader
     device: torch.device
     decisions: list[Decision]
+    episodes: tuple[int, ...]
 
     def policy(self) -> PI0FastPolicy:
         """Made of the checkpoint's weights, or of random ones."""
@@ -486,6 +495,10 @@ class _Making:
             asked = self.config.policy.action_tokenizer_name is not None
             place = str(kept.get("action_tokenizer", name))
             self.decisions.append(Decision("action tokenizer", place, "asked for" if asked else "not said otherwise"))
+        own: dict[str, Any] = {"text_tokenizer": text_tokenizer}
+        if fitted is None:
+            own["action_tokenizer"] = action_tokenizer
+        self._check({kind: tokenizer.fingerprint for kind, tokenizer in own.items() if kind in kept})
         processors = self._processors(config, action_tokenizer)
         model = self._model(config, text_tokenizer.vocab_size)
         try:
@@ -493,6 +506,11 @@ class _Making:
         except PolicyError as error:
             hint = "" if fitted is not None or "tokenizer" not in str(error) else self._auto_fit_hint()
             raise PolicyError(f"{error}{hint}") from error
+
+    def _check(self, found: Mapping[str, str]) -> None:
+        """Whether what is taken of the checkpoint beside the weights belongs to them; see `check_fingerprints`."""
+        if self.start.folder is not None:
+            check_fingerprints(self.start.folder, found)
 
     def _auto_fit_hint(self) -> str:
         return " (--policy.auto_fit_fast_tokenizer=true fits one on this dataset)"
@@ -537,6 +555,7 @@ class _Making:
             action_key=self.columns.action.key,
             state_key=self.columns.state.key,
             normalizer=normalizer,
+            episodes=self.episodes,
         )
         self.decisions.append(Decision("action tokenizer", path, "fitted on this dataset"))
         return FastTokenizer.from_pretrained(path)
@@ -559,6 +578,7 @@ class _Making:
 
     def _stored_processors(self, config: PI0FastConfig) -> PolicyProcessors:
         processors = self.start.stored_processors()
+        self._check({"normalization": normalization_fingerprint(processors)})
         for normalizer, size in ((processors.state, config.state_dim), (processors.action, config.action_dim)):
             if normalizer.size != size:
                 raise UsageError(
