@@ -142,7 +142,8 @@ def shuffled(count: int, seed: int, epoch: int, number: int = 0) -> Indices:
     Sorted by the raw bits of a generator: these are the same in every version of numpy, whose `permutation` may change.
     The last two epochs of each dataset are kept.
     """
-    return _recent(count, seed, number)(epoch)
+    order: Indices = _recent(count, seed, number)(epoch)
+    return order
 
 
 @lru_cache(maxsize=64)
