@@ -39,6 +39,8 @@ ROOMS = [
     ["fitting"],
     ["cached_fitting"],
     ["sims"],
+    ["episode_workers"],
+    ["expert_episodes"],
     ["recording", "replaying"],
     ["evaluate"],
     ["training"],

@@ -16,6 +16,7 @@ from typing import Any
 from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.parsing import help_text, nearest, parse
+from pi0_fast.record_config import RecordConfig
 from pi0_fast.streams import forgiving, visible
 from pi0_fast.train_config import TrainConfig, parse_train
 from pi0_fast.types import Pi0FastError, UsageError
@@ -48,6 +49,14 @@ def _inspect(config: InspectConfig) -> None:
         print_table(title, rows, headers)
 
 
+def _record(config: RecordConfig) -> None:
+    from pi0_fast.display import print_table
+    from pi0_fast.recording import record
+
+    for title, rows, headers in record(config).tables():
+        print_table(title, rows, headers)
+
+
 def _demo(config: DemoConfig) -> None:
     from pi0_fast.demo import run
 
@@ -77,6 +86,7 @@ COMMANDS = {
         parse_train,
     ),
     "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
+    "record": Command("Record a simulator's scripted expert as a LeRobot dataset.", RecordConfig, _record),
     "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
 }
 
