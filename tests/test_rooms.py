@@ -15,6 +15,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "pi0_fast"
 ROOMS = [
     ["types"],
     ["swap", "hub", "leader"],
+    ["flag_names", "counters"],
     ["_kernels"],
     ["streams", "display"],
     ["parsing"],
@@ -73,7 +74,8 @@ ACTIONS += [
 ]
 # Inside model/, from top to bottom; torch begins here.
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
-TRAINING = ["frames", "transforms", "sampler", "loader", "states", "features", "lora", "setup", "audit"]
+TRAINING = ["launch", "watch", "processes", "sharding"]
+TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora", "setup", "audit"]
 TRAINING += ["optimizer", "metrics", "validation", "loop"]
 INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
 

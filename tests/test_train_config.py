@@ -108,6 +108,8 @@ FROZEN: dict[str, Any] = {
     "prefetch_factor": 4,
     "seed": 1000,
     "cudnn_deterministic": False,
+    "distributed": None,
+    "distributed_timeout_s": 60.0,
     "ema_decay": None,
     "freeze": None,
     "rename_map": None,

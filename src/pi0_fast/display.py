@@ -8,10 +8,12 @@ Left out: log files, levels of verbosity, two progress bars at once.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -30,6 +32,20 @@ _SECONDS_BETWEEN_LINES = 10.0
 Advance = Callable[..., None]
 
 
+_silent = False
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Within the block nothing is shown: of several processes that do the same, one says so."""
+    global _silent
+    before, _silent = _silent, True
+    try:
+        yield
+    finally:
+        _silent = before
+
+
 def say(text: str) -> None:
     """One line (or several) of a command's result on stdout."""
     _print(text, sys.stdout)
@@ -41,6 +57,37 @@ def warn(text: str) -> None:
     if _draws_on(sys.stderr) and not os.environ.get("NO_COLOR"):
         line = f"\x1b[33m{line}\x1b[0m"
     _print(line, sys.stderr, escape=False)
+
+
+@contextmanager
+def shown_warnings() -> Iterator[None]:
+    """Within the block Python's warnings and this package's log, from WARNING up, are lines as `warn` makes them.
+
+    For commands; a program that imports the package decides for itself. A line that was shown is not shown again.
+    """
+    seen: set[str] = set()
+
+    def show(text: str) -> None:
+        if text not in seen:
+            seen.add(text)
+            warn(text)
+
+    def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if issubclass(category, UserWarning):
+            show(str(message))
+        else:
+            before(message, category, *rest)
+
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
+    logger, before = logging.getLogger("pi0_fast"), warnings.showwarning
+    logger.addHandler(handler)
+    warnings.showwarning = show_warning
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+        logger.removeHandler(handler)
 
 
 def print_table(title: str, rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> None:
@@ -109,13 +156,8 @@ def _print_part(console: Console, title: str, columns: list[_Column]) -> None:
     from rich.text import Text
 
     # Text, not str: rich would take "[0:6]" in a cell for markup and drop it.
-    table = Table(
-        title=Text(_cell(title)),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-    )
+    named = any(column.header for column in columns)
+    table = Table(box=SIMPLE_HEAD, show_header=named, pad_edge=False)
     fits = _needed(columns) <= console.width
     for column in columns:
         table.add_column(
@@ -127,6 +169,7 @@ def _print_part(console: Console, title: str, columns: list[_Column]) -> None:
     for row in zip(*(column.cells for column in columns), strict=True):
         table.add_row(*map(Text, row))
     with console.capture() as drawn:
+        console.print(Text(_cell(title), style="bold"))  # as the table's title it would be folded to its width
         console.print(table)
     lines = "\n".join(line.rstrip() for line in drawn.get().rstrip("\n").split("\n"))  # rich pads every line
     _print(lines, sys.stdout, escape=False)  # the cells are escaped already, and rich's own colours must not be
@@ -161,7 +204,7 @@ def progress(title: str, total: int | None, unit: str) -> Iterator[Advance]:
     Yields:
         `advance(n=1)`: n more units are done. Any thread may call it.
     """
-    if total == 0:
+    if total == 0 or _silent:
         yield _advance_nothing
         return
     shown = _bar if _draws_on(sys.stderr) else _lines
@@ -236,6 +279,8 @@ def _line(text: str) -> None:
 
 def _print(text: str, stream: TextIO | None, *, escape: bool = True) -> None:
     """Lines on a stream, or nowhere: see `ForgivingStream`, which the command line keeps for its exit status."""
+    if _silent:
+        return
     forgiving = ForgivingStream(stream)
     forgiving.write((visible(text) if escape else text) + "\n")
     forgiving.flush()

@@ -495,12 +495,21 @@ class TrainConfig:
     )
 
     steps: int = option(100_000, group=_RUN, help="Optimizer steps in all.")
-    batch_size: int = option(8, group=_RUN, help="Frames of a batch.")
+    batch_size: int = option(8, group=_RUN, help="Frames of a batch, in each process.")
     gradient_accumulation_steps: int = option(1, group=_RUN, help="Batches of one optimizer step.")
     num_workers: int = option(4, group=_RUN, help="Processes that load data; 0: none but this one.")
     prefetch_factor: int = option(4, group=_RUN, help="Batches that each of them holds ready.")
     seed: int = option(1000, group=_RUN, help="Seed of weights, order and transforms.")
     cudnn_deterministic: bool = option(False, group=_RUN, help="Only deterministic algorithms, which may be slower.")
+    distributed: str | None = option(
+        None,
+        group=_RUN,
+        help="With several processes (torchrun, accelerate launch): ddp, each has all weights, or fsdp, each a part.",
+        shown="ddp, or what accelerate asks for",
+    )
+    distributed_timeout_s: float = option(
+        60.0, group=_RUN, help="Seconds without a sign of life after which a process counts as gone, and all end."
+    )
     ema_decay: float | None = option(
         None, group=_RUN, help="Save weights averaged with this decay, such as 0.99.", shown="no average"
     )
@@ -578,6 +587,10 @@ class TrainConfig:
             check_whole(name, getattr(self, name), least)
         if self.keep_last is not None:
             check_whole("keep_last", self.keep_last, 1)
+        if self.distributed is not None:
+            check_choice("distributed", self.distributed, ("ddp", "fsdp"))
+        if check_number("distributed_timeout_s", self.distributed_timeout_s) < 1:
+            raise UsageError(f"--distributed_timeout_s must be at least 1, not {self.distributed_timeout_s}")
         if self.ema_decay is not None and not 0 < check_number("ema_decay", self.ema_decay) < 1:
             raise UsageError(f"--ema_decay must be above 0 and below 1, not {self.ema_decay}")
         self._validate_combinations()
