@@ -355,7 +355,8 @@ class PI0FastPolicy(nn.Module):
 
         Returns:
             The mean cross entropy of the target ids (float32 scalar), and a dictionary: ``loss`` (the same, detached),
-            ``target_ids`` (how many), and the counts of this batch.
+            ``target_ids`` (how many), and the counts of this batch. Where the batch was joined from D datasets, also
+            ``dataset_losses``, float32 [D, 2]: what each adds to the loss, and the weight that it has there.
 
         Raises:
             PolicyError: as in `predict_action_chunk`; actions of another shape.
@@ -363,8 +364,14 @@ class PI0FastPolicy(nn.Module):
         prepared, hidden, labels = self._targets(batch)
         prompt = prepared.prompt
         (share,) = self._tensors(prompt.weight[prompt.label])
-        loss = target_cross_entropy(hidden, self.model.lm_head.weight, labels, share)
-        return loss, {"loss": loss.detach(), "target_ids": len(labels), **prepared.counts}
+        each = None if prepared.dataset_of_row is None else torch.empty_like(share)
+        loss = target_cross_entropy(hidden, self.model.lm_head.weight, labels, share, each)
+        info = {"loss": loss.detach(), "target_ids": len(labels), **prepared.counts}
+        if each is not None and prepared.dataset_of_row is not None:
+            (numbers,) = self._tensors(prepared.dataset_of_row[np.nonzero(prompt.label)[0]])
+            sums = torch.zeros(prepared.datasets, 2, device=share.device)
+            info["dataset_losses"] = sums.index_add_(0, numbers, torch.stack((each * share, share), dim=1))
+        return loss, info
 
     @torch.no_grad()
     def score(self, batch: Mapping[str, Any] | Prepared) -> TargetScores:
@@ -525,11 +532,22 @@ class PI0FastPolicy(nn.Module):
         images, rows = prepared.images, len(prepared.states)
         if images is None:
             return None, torch.zeros(rows, 0, dtype=torch.bool, device=self.model.device)
+        if prepared.camera_valid.ndim == 2:
+            return self._joined_features(images, prepared.camera_valid)
         images = images.to(self.model.device)
         vectors = self.model.encode_images(images.flatten(0, 1))
         features = vectors.reshape(rows, -1, vectors.shape[-1])
         (seen,) = self._tensors(np.repeat(prepared.camera_valid, vectors.shape[1]))
         return features, seen.expand(rows, -1)
+
+    def _joined_features(self, images: Tensor, camera_valid: np.ndarray[Any, Any]) -> tuple[Tensor, Tensor]:
+        """The same for rows of several datasets; the cameras that a row lacks, bool [B, C], are not encoded."""
+        (rows, cameras), wanted = camera_valid.shape, torch.from_numpy(camera_valid.reshape(-1))
+        vectors = self.model.encode_images(images.flatten(0, 1)[wanted.to(images.device)].to(self.model.device))
+        places = torch.nonzero(wanted)[:, 0].to(self.model.device)
+        features = vectors.new_zeros(rows * cameras, *vectors.shape[1:]).index_copy(0, places, vectors)
+        (seen,) = self._tensors(np.repeat(camera_valid, vectors.shape[1], axis=1))
+        return features.reshape(rows, -1, vectors.shape[-1]), seen
 
     def _tensors(self, *arrays: np.ndarray[Any, Any]) -> tuple[Tensor, ...]:
         return tuple(torch.from_numpy(array).to(self.model.device, non_blocking=True) for array in arrays)

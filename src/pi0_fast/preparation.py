@@ -41,10 +41,14 @@ class Prepared:
     Attributes:
         images: float32 [B, C, 3, height, width] in [-1, 1], of the cameras that the model sees, on the device asked
             for; None where there are none.
-        camera_valid: bool [C]; False for a missing camera that only takes positions.
+        camera_valid: bool [C], or [B, C] where rows of several datasets are joined; False for a missing camera that
+            only takes positions.
         prompt: ids and what the model is to know about them.
-        states: float32 [B, Ds], in the robot's units.
+        states: float32 [B, Ds], in the robot's units; of joined rows NaN behind what a row's robot has.
         counts: what was changed or left out, by name; see `PI0FastPolicy.counts`.
+        cameras: the policy's names of the C cameras.
+        datasets: number of datasets that the rows are from, where they are joined; else 0.
+        dataset_of_row: int64 [B], which of these each row is from, where they are joined.
     """
 
     images: Tensor | None
@@ -52,6 +56,17 @@ class Prepared:
     prompt: PromptBatch
     states: FloatArray = field(repr=False)
     counts: Counter[str]
+    cameras: tuple[str, ...] = ()
+    datasets: int = 0
+    dataset_of_row: npt.NDArray[np.int64] | None = None
+
+    def loss_units(self, prompt_format: str) -> int:
+        """Of how many things the loss is the mean: target ids, or rows in openpi's format; 0 without loss.
+
+        Losses of several batches, weighted with this, add up to the loss of one large batch.
+        """
+        counted = self.prompt.label & (self.prompt.weight > 0)
+        return int(counted.any(axis=1).sum() if prompt_format == "openpi" else counted.sum())
 
 
 class Preparation:
@@ -92,8 +107,8 @@ class Preparation:
         batch, states, tasks = self._observation(batch)
         prompt = self.prompt.generation(tasks, self._normalized(states), prefill_action_prefix=self.config.constrained)
         counts = _prompt_counts(prompt)
-        images, valid = self._images(batch, np.arange(len(states)), device, counts)
-        return Prepared(images, valid, prompt, states, counts)
+        images, valid, cameras = self._images(batch, np.arange(len(states)), device, counts)
+        return Prepared(images, valid, prompt, states, counts, cameras)
 
     def training(self, batch: Mapping[str, Any], device: torch.device | str = "cpu") -> Prepared:
         """Images, and prompts with their targets; see `PI0FastPolicy.forward`.
@@ -125,8 +140,8 @@ class Preparation:
         counts["clipped_values"] = outside if self.processors.action.clip else 0
         counts["saturated_coefficients"] = int(info.saturations.sum())
         counts["padded_rows"] = len(batch[STATE_KEY]) - (0 if weightless else len(kept))
-        images, valid = self._images(batch, kept, device, counts)
-        return Prepared(images, valid, prompt, states, counts)
+        images, valid, cameras = self._images(batch, kept, device, counts)
+        return Prepared(images, valid, prompt, states, counts, cameras)
 
     def _observation(self, batch: Mapping[str, Any]) -> tuple[dict[str, Any], FloatArray, list[str]]:
         """The batch with the policy's names; raw states [B, Ds]; B tasks."""
@@ -197,19 +212,21 @@ class Preparation:
 
     def _images(
         self, batch: Mapping[str, Any], rows: npt.NDArray[np.int64], device: torch.device | str, counts: Counter[str]
-    ) -> tuple[Tensor | None, npt.NDArray[np.bool_]]:
-        """Images [B, C, 3, height, width] of the cameras that the model gets, and which of these it sees."""
+    ) -> tuple[Tensor | None, npt.NDArray[np.bool_], tuple[str, ...]]:
+        """Images [B, C, 3, height, width] of the cameras that the model gets, which of these it sees, their names."""
         keys, config = self.config.image_keys, self.config
         present = {key for key in keys if batch.get(key) is not None}
         self._check_cameras(batch, keys, present, len(rows), counts)
         images: list[Tensor | None] = []
         valid: list[bool] = []
+        names: list[str] = []
         total = len(batch[STATE_KEY])
         for key in keys:
             if key in present:
                 pixels = self._one_camera(batch[key], key, total, rows, device)
                 images.append(pixels)
                 valid.append(True)
+                names.append(key)
                 continue
             if key not in self._empty_cameras:
                 counts[f"missing {key}"] += len(rows)
@@ -217,11 +234,12 @@ class Preparation:
             if config.attend_missing_cameras or config.count_padding_in_positions:
                 images.append(None)
                 valid.append(config.attend_missing_cameras)
+                names.append(key)
         if not images:
-            return None, np.zeros(0, bool)
+            return None, np.zeros(0, bool), ()
         black = torch.full((len(rows), 3, *config.image_resolution), -1.0, dtype=torch.float32, device=device)
         stacked = torch.stack([black if image is None else image for image in images], dim=1)
-        return stacked, np.array(valid)
+        return stacked, np.array(valid), tuple(names)
 
     def _one_camera(
         self, images: Any, key: str, total: int, rows: npt.NDArray[np.int64], device: torch.device | str

@@ -19,7 +19,9 @@ from torch.nn import functional
 SCORES_BYTES = 256 * 2**20
 
 
-def target_cross_entropy(hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+def target_cross_entropy(
+    hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor, each: Tensor | None = None
+) -> Tensor:
     """Weighted sum of the cross entropies of N positions.
 
     Equals ``(functional.cross_entropy(hidden @ head.T, ids, reduction="none") * weights).sum()``, with the scores of a
@@ -30,19 +32,22 @@ def target_cross_entropy(hidden: Tensor, head: Tensor, ids: Tensor, weights: Ten
         head: [V, W].
         ids: int64 [N], what is to be predicted.
         weights: float32 [N]; no gradient flows to them.
+        each: float32 [N], is filled with the cross entropy of each position.
 
     Returns:
         float32 scalar. Its gradient can be taken once (``retain_graph`` has no use here).
     """
     if not torch.is_grad_enabled() or not (hidden.requires_grad or head.requires_grad):
-        return _forward(hidden, head, ids, weights, False, False)[0]
-    return _TargetCrossEntropy.apply(hidden, head, ids, weights)  # type: ignore[no-any-return, no-untyped-call]
+        return _forward(hidden, head, ids, weights, each, False, False)[0]
+    return _TargetCrossEntropy.apply(hidden, head, ids, weights, each)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _TargetCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        loss, *gradients = _forward(hidden, head, ids, weights, *context.needs_input_grad[:2])
+    def forward(
+        context: Any, hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor, each: Tensor | None
+    ) -> Tensor:
+        loss, *gradients = _forward(hidden, head, ids, weights, each, *context.needs_input_grad[:2])
         context.gradients = gradients
         return loss
 
@@ -57,11 +62,17 @@ class _TargetCrossEntropy(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(upstream)
-        return (*gradients, None, None)
+        return (*gradients, None, None, None)
 
 
 def _forward(
-    hidden: Tensor, head: Tensor, ids: Tensor, weights: Tensor, want_hidden: bool, want_head: bool
+    hidden: Tensor,
+    head: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    each: Tensor | None,
+    want_hidden: bool,
+    want_head: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """The loss and the gradients that are wanted, for an upstream gradient of 1."""
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -80,7 +91,10 @@ def _forward(
             scores.copy_(functional.linear(chunk, head))
         chosen, top = scores.gather(1, target[:, None]), scores.amax(1, keepdim=True)
         norm = scores.sub_(top).exp_().sum(1, keepdim=True)
-        total -= ((chosen - top - norm.log()) * weight).sum()
+        logarithm = chosen - top - norm.log()
+        total -= (logarithm * weight).sum()
+        if each is not None:
+            each[part] = -logarithm[:, 0]
         # d loss / d scores = weight * (scores / norm - [is the target])
         share = weight / norm
         if head.dtype != torch.float32:

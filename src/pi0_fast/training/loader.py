@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from pi0_fast._kernels import available_threads
 from pi0_fast.preparation import Preparation, Prepared
 from pi0_fast.training.frames import FrameDataset
+from pi0_fast.training.mixture import MixedFrames, MixedPreparation
 from pi0_fast.training.sampler import BatchSampler
 from pi0_fast.types import DatasetError, Pi0FastError, PolicyError
 
@@ -33,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 
 def train_batches(
-    dataset: FrameDataset,
-    preparation: Preparation,
+    dataset: FrameDataset | MixedFrames,
+    preparation: Preparation | MixedPreparation,
     sampler: BatchSampler,
     num_workers: int = 0,
     *,
@@ -46,7 +47,7 @@ def train_batches(
 
     Args:
         dataset: the samples; `sampler.count` of them.
-        preparation: the policy's.
+        preparation: the policy's; mixed ones for mixed frames.
         sampler: which samples a step sees, and where to begin.
         num_workers: processes that prepare; 0 for none, and then a batch is made when it is asked for.
         prefetch: batches that each worker has ready.
@@ -164,7 +165,11 @@ class _Steps(Dataset[Any]):
     """Step number -> prepared batch, or what went wrong."""
 
     def __init__(
-        self, dataset: FrameDataset, preparation: Preparation, sampler: BatchSampler, share: tuple[int, int]
+        self,
+        dataset: FrameDataset | MixedFrames,
+        preparation: Preparation | MixedPreparation,
+        sampler: BatchSampler,
+        share: tuple[int, int],
     ) -> None:
         self._dataset, self._preparation, self._sampler = dataset, preparation, sampler
         part, parts = share
@@ -174,7 +179,7 @@ class _Steps(Dataset[Any]):
     def __getitem__(self, step: int) -> Prepared | _Failure:
         try:
             indices, epochs = self._sampler.batch(step)
-            batch = self._dataset.batch(indices[self._rows], epochs[self._rows])
+            batch: Any = self._dataset.batch(indices[self._rows], epochs[self._rows])
             with _one_thread():
                 return self._preparation.training(batch)
         except Exception as error:
