@@ -90,8 +90,5 @@ def _correlation(pairs: Paired, first: int, second: int) -> float:
     if margins == 0:
         return 0.0
     product = pairs.both * pairs.neither - pairs.only_first * pairs.only_second
-    if product > 0:
-        product_corrected = max(product - count / 2, 0.0)
-    else:
-        product_corrected = float(product)
-    return product_corrected / math.sqrt(margins)
+    corrected = max(product - count / 2, 0.0) if product > 0 else float(product)
+    return corrected / math.sqrt(margins)

@@ -1,7 +1,7 @@
-"""A self-contained HTML page of headings, text, tables and pictures; everything that it is given is escaped.
+"""A self-contained HTML page of headings, text, tables, pictures and videos; everything that it is given is escaped.
 
-Nothing is fetched when the page is opened: styles and pictures are inside, there is no script, and a content policy in
-the page's head forbids the rest. Left out: what stands on the page.
+Nothing is fetched when the page is opened: styles, pictures and videos are inside, there is no script, and a content
+policy in the page's head forbids the rest. Left out: what stands on the page.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pi0_fast.reports.pictures import Picture
 
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+_POLICY = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
 # Pictures are drawn on white, so they stay on white where the reader prefers dark pages.
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #59636e; --line: #d1d9e0; --paper: #ffffff; --card: #f6f8fa; }
@@ -29,6 +29,8 @@ p.note, figcaption { color: var(--soft); }
 p.warning { border-left: 4px solid #d55e00; padding-left: .7rem; }
 figure { margin: 1rem 0; }
 figure img { display: block; max-width: 100%; height: auto; background: #ffffff; border-radius: 6px; }
+.films { display: flex; flex-wrap: wrap; gap: 0 1rem; }
+.films video { display: block; max-width: 100%; border-radius: 6px; background: #000000; }
 .cards { display: flex; flex-wrap: wrap; gap: .6rem; margin: 1rem 0; }
 .cards div { background: var(--card); border: 1px solid var(--line); border-radius: 6px; padding: .5rem .8rem; }
 .cards b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
@@ -83,6 +85,15 @@ class Page:
         words = _escape(picture.description)
         image = f'<img alt="{words}" src="data:image/svg+xml;base64,{data}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
+
+    def videos(self, films: Sequence[tuple[bytes, str]]) -> None:
+        """A row of (content of an mp4 file, words below it); they play when they are clicked, again and again."""
+        figures = []
+        for content, words in films:
+            data = base64.b64encode(content).decode("ascii")
+            film = f'<video controls loop muted playsinline src="data:video/mp4;base64,{data}"></video>'
+            figures.append(f"<figure>{film}<figcaption>{_escape(words)}</figcaption></figure>")
+        self._parts.append(f'<div class="films">{"".join(figures)}</div>')
 
     def render(self) -> str:
         """The whole page."""
