@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
 import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -248,6 +250,36 @@ def test_say_and_warn_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> 
     display.say("done")
     display.warn("careful")
     assert capsys.readouterr() == ("done\n", "warning: careful\n")
+
+
+def test_warnings_of_python_and_of_the_log_are_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[str] = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: others.append(str(message)))
+    log = logging.getLogger("pi0_fast.somewhere")
+    with warnings.catch_warnings(), display.shown_warnings():
+        warnings.simplefilter("always")
+        for _ in range(2):
+            warnings.warn("the range is wide", UserWarning, stacklevel=1)
+            log.warning("%d episodes are short", 3)
+        log.info("nothing")
+        warnings.warn("old", DeprecationWarning, stacklevel=1)
+        assert others == ["old"]  # of interest to those who program
+    assert capsys.readouterr().err == "warning: the range is wide\nwarning: 3 episodes are short\n"
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("afterwards", UserWarning, stacklevel=1)
+    assert others == ["old", "afterwards"]
+    assert logging.getLogger("pi0_fast").handlers == []
+
+
+def test_a_long_title_is_one_line_above_a_narrow_table(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "One chunk encoded and decoded (episode 0, frame 5), in the data's units"
+    display.print_table(title, [["a", 1]], ["", ""])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == title
+    assert [line.split() for line in lines[1:] if line] == [["a", "1"]]
 
 
 def test_ascii_only_output_does_not_fail() -> None:

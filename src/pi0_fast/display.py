@@ -72,17 +72,17 @@ def shown_warnings() -> Iterator[None]:
             seen.add(text)
             warn(text)
 
-    def show_warning(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+    def show_warning(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         if issubclass(category, UserWarning):
             show(str(message))
         else:
-            before(message, category, *rest)
+            before(message, category, *rest, **more)
 
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
     logger, before = logging.getLogger("pi0_fast"), warnings.showwarning
     logger.addHandler(handler)
-    warnings.showwarning = show_warning
+    warnings.showwarning = show_warning  # type: ignore[assignment]
     try:
         yield
     finally:

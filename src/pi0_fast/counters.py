@@ -1,0 +1,48 @@
+"""In plain words: what a policy counted of its data, because it changed it, left it out, or could not use it.
+
+Left out: the counting (preparation.py, policy.py, training/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: Name of a counter -> what one of them is, in the plural.
+_WORDS = {
+    "state_below": "values of the state lay below the range of normalisation",
+    "state_above": "values of the state lay above the range of normalisation",
+    "clipped_values": "values of actions lay outside the range of normalisation and were clipped",
+    "saturated_coefficients": "coefficients were larger than the action tokenizer can express and were cut off",
+    "steps_without_loss": "steps had no row with loss and changed nothing",
+}
+_WORDS_OF_ROWS = {
+    "padded_rows": "reached beyond the end of their episode and carried no loss",
+    "over_budget": "took more ids than max_action_tokens; none was cut",
+    "malformed": "generated no valid chunk",
+}
+
+
+def described(counts: Mapping[str, int]) -> list[str]:
+    """One line for each counter that is not 0, with its name in brackets; of ``rows`` there is the share.
+
+    Args:
+        counts: as `PI0FastPolicy.counts`.
+    """
+    rows = counts.get("rows", 0)
+    return [
+        f"{_line(name, count, rows)} ({name})" for name, count in sorted(counts.items()) if count and name != "rows"
+    ]
+
+
+def _line(name: str, count: int, rows: int) -> str:
+    if name in _WORDS:
+        return f"{count:,} {_WORDS[name]}"
+    kind, _, camera = name.partition(" ")
+    if kind == "missing":
+        what = f"had no picture of {camera}, which was masked"
+    elif kind == "unused":
+        what = f"had pictures of {camera}, which the policy does not look at"
+    else:
+        what = _WORDS_OF_ROWS.get(name, "")
+    share = f" of {rows:,} rows ({count / rows:.1%})" if rows else " rows"
+    return f"{count:,}{share} {what}" if what else f"{count:,}"

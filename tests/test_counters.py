@@ -1,0 +1,19 @@
+"""Counters in plain words."""
+
+from __future__ import annotations
+
+from pi0_fast.counters import described
+
+
+def test_every_counter_has_its_words() -> None:
+    counts = {"rows": 2000, "padded_rows": 500, "clipped_values": 12345, "state_above": 0, "missing camera.top": 1}
+    assert described(counts) == [
+        "12,345 values of actions lay outside the range of normalisation and were clipped (clipped_values)",
+        "1 of 2,000 rows (0.1%) had no picture of camera.top, which was masked (missing camera.top)",
+        "500 of 2,000 rows (25.0%) reached beyond the end of their episode and carried no loss (padded_rows)",
+    ]
+
+
+def test_what_has_no_words_is_shown_all_the_same() -> None:
+    assert described({"new": 3, "malformed": 2}) == ["2 rows generated no valid chunk (malformed)", "3 (new)"]
+    assert described({"rows": 3}) == []
