@@ -15,8 +15,9 @@ from typing import Any
 
 from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
+from pi0_fast.display import shown_warnings
 from pi0_fast.parsing import help_text, nearest, parse
-from pi0_fast.record_config import RecordConfig
+from pi0_fast.record_config import RecordConfig, ReplayConfig
 from pi0_fast.streams import forgiving, visible
 from pi0_fast.train_config import TrainConfig, parse_train
 from pi0_fast.types import Pi0FastError, UsageError
@@ -57,6 +58,14 @@ def _record(config: RecordConfig) -> None:
         print_table(title, rows, headers)
 
 
+def _replay(config: ReplayConfig) -> None:
+    from pi0_fast.display import print_table
+    from pi0_fast.replaying import replay
+
+    for title, rows, headers in replay(config).tables():
+        print_table(title, rows, headers)
+
+
 def _demo(config: DemoConfig) -> None:
     from pi0_fast.demo import run
 
@@ -87,6 +96,9 @@ COMMANDS = {
     ),
     "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
     "record": Command("Record a simulator's scripted expert as a LeRobot dataset.", RecordConfig, _record),
+    "replay": Command(
+        "Execute a dataset's actions in the simulator again, also through a tokenizer.", ReplayConfig, _replay
+    ),
     "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
 }
 
@@ -96,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    with forgiving() as (stdout, _):
+    with forgiving() as (stdout, _), shown_warnings():
         status = _status(arguments, debug)
         stdout.flush()
         # A reader that has left (`pi0-fast --help | head -1`) has seen what it wanted.
