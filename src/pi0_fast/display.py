@@ -82,7 +82,7 @@ def shown_warnings() -> Iterator[None]:
     handler.emit = lambda record: show(record.getMessage())  # type: ignore[method-assign]
     logger, before = logging.getLogger("pi0_fast"), warnings.showwarning
     logger.addHandler(handler)
-    warnings.showwarning = show_warning  # type: ignore[assignment]
+    warnings.showwarning = show_warning
     try:
         yield
     finally:
