@@ -43,6 +43,7 @@ ROOMS = [
     ["episode_workers"],
     ["expert_episodes"],
     ["recording", "replaying"],
+    ["closed_loop"],
     ["evaluate"],
     ["training"],
     ["demo"],
