@@ -269,3 +269,33 @@ def test_real_video(shared: Path) -> None:
     assert batch["task"] == ["Pick up the yellow bottle on the table."] * 3
     (last,) = reader.iter_episodes(["action"], [2])
     np.testing.assert_array_equal(batch["action"][2], last.columns["action"][-50:])
+
+
+def test_chunks_start_only_where_pictures_are_new(tmp_path: Path) -> None:
+    """Ages 0 1 2 0 1 and 0 0: samples are the frames 0, 3, 5, 6; their chunks go on over the frames between."""
+    pytest.importorskip("PIL")
+    features: dict[str, Any] = {
+        **STATE,
+        "image_age": {"dtype": "int64", "shape": [1]},
+        "observation.images.top": {"dtype": "image", "shape": [2, 2, 3]},
+    }
+    with LeRobotWriter(tmp_path / "it", fps=10, features=features) as writer:
+        for first, ages in ((10, [0, 1, 2, 0, 1]), (20, [0, 0])):
+            values = np.arange(first, first + len(ages))
+            writer.add_episode(
+                {
+                    "observation.state": np.stack([values] * 2, 1),
+                    "action": np.stack([values] * 3, 1),
+                    "image_age": np.array(ages),
+                    "observation.images.top": np.zeros((len(ages), 2, 2, 3), np.uint8),
+                },
+                task="t",
+            )
+    dataset = frames(tmp_path / "it", 2, ("observation.images.top",))
+    assert (len(dataset), dataset.repeated) == (4, 3)
+    assert [item["index"] for item in dataset] == [0, 3, 5, 6]
+    assert [item["action"][:, 0].tolist() for item in dataset] == [[10, 11], [13, 14], [20, 21], [21, 21]]
+    whole = frames(tmp_path / "it", 2, ("observation.images.top",), whole_only=True)
+    assert [item["index"] for item in whole] == [0, 3, 5]
+    blind = frames(tmp_path / "it", 2)
+    assert (len(blind), blind.repeated) == (7, 0)

@@ -18,6 +18,8 @@ from pi0_fast.data.cameras import Cameras
 from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.types import DatasetError
 
+#: Column of datasets whose pictures were not rendered at each step: how many steps ago that of a row was (see record).
+IMAGE_AGE = "image_age"
 #: (image uint8 [h, w, 3], epoch, index of the frame in the dataset, camera key) -> image uint8 [h, w, 3].
 ImageTransform = Callable[[npt.NDArray[np.uint8], int, int, str], npt.NDArray[np.uint8]]
 
@@ -41,6 +43,7 @@ class FrameDataset:
         chunk_size, camera_keys, state_key, action_key: as given.
         fps: frames a second.
         episodes: indices of the episodes that are sampled from, ascending.
+        repeated: frames that no chunk starts at, because their pictures are those of an earlier one (column image_age).
         skipped: episodes that no chunk starts in (too short with `whole_only`, or without frames): index -> length.
     """
 
@@ -95,9 +98,13 @@ class FrameDataset:
                 f"no frame of {reader.repo_id} can start a chunk of {chunk_size} steps: its longest episode has "
                 f"{max(lengths.tolist(), default=0)} frames; choose a smaller chunk_size"
             )
-        self._starts = np.concatenate(
+        starts = np.concatenate(
             [np.arange(first, first + max(count, 0)) for first, count in zip(self._bounds, usable, strict=False)]
         )
+        self._starts = starts[self._fresh[starts]]
+        self.repeated = len(starts) - len(self._starts)
+        if not len(self._starts):
+            raise DatasetError(f"no frame of {reader.repo_id} has pictures of its own ({IMAGE_AGE} 0): record it anew")
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -180,7 +187,9 @@ class FrameDataset:
     def _read(self, reader: LeRobotReader, episodes: Collection[int] | None) -> None:
         """The columns of numbers, episode behind episode."""
         keys = [self.state_key, self.action_key]
-        optional = [key for key in ("timestamp", "task_index") if key in reader.features]
+        optional: list[str] = [key for key in ("timestamp", "task_index") if key in reader.features]
+        if self.camera_keys and IMAGE_AGE in reader.features:  # where nobody looks at pictures, any frame will do
+            optional.append(IMAGE_AGE)
         wanted = {record.index for record in reader.episodes} if episodes is None else {int(e) for e in episodes}
         records = [record for record in reader.episodes if record.index in wanted]
         firsts = np.cumsum([0, *(record.length for record in reader.episodes)])
@@ -191,6 +200,7 @@ class FrameDataset:
         total = int(self._bounds[-1])
         self._episode = np.repeat(np.arange(len(records)), np.diff(self._bounds))
         self._times = np.empty(total)
+        self._fresh = np.ones(total, bool)
         self._tasks = np.zeros(total, np.int32)
         names = _TaskNames(reader)
         columns: dict[str, npt.NDArray[np.float32]] = {}
@@ -207,6 +217,8 @@ class FrameDataset:
                 self._times[rows] = times[:, 0]
             else:
                 self._times[rows] = np.arange(record.length) / reader.fps
+            if IMAGE_AGE in optional:
+                self._fresh[rows] = episode.columns[IMAGE_AGE] == 0
             self._tasks[rows] = names.numbers(record.index, record.tasks, episode.columns.get("task_index"))
         self._texts = names.texts
         empty = np.empty((0, 0), np.float32)

@@ -165,6 +165,9 @@ def set_up(config: TrainConfig) -> Run:
     _fetch_videos(reader, columns)
     frames = _frames(config, reader, columns, policy_config.chunk_size, training, transformed=True)
     held = _frames(config, reader, columns, policy_config.chunk_size, held_out) if held_out else None
+    if frames.repeated:
+        shown = f"{len(frames)} of {len(frames) + frames.repeated}"
+        decisions.append(Decision("frames", shown, "the others repeat an earlier picture, says image_age"))
     if config.resume:
         policy = _resumed(policy_config, start, device, config)
         run = Run(config, policy, frames, held, reader, columns, decisions=decisions)
