@@ -24,10 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from pi0_fast.display import progress, say, warn
+from pi0_fast.counters import described
+from pi0_fast.display import print_table, progress, say, warn
+from pi0_fast.flag_names import OF_TRAINING, flags_named
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
 from pi0_fast.training.audit import report
+from pi0_fast.training.baselines import beside, measured_table
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.loader import TrainBatches, train_batches
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, trackers
@@ -61,6 +64,7 @@ class TrainingResult:
     validation: dict[str, Any] | None
 
 
+@flags_named(OF_TRAINING)
 def train(config: TrainConfig) -> TrainingResult:
     """Train a policy as the configuration says; checkpoints, metrics and the report go to its ``output_dir``.
 
@@ -148,6 +152,7 @@ class _Loop:
             "gradient_accumulation_steps": self._accumulation,
             "training frames": len(self._run.train_frames),
             "learning rates": asdict(self._optimizer.schedule),
+            "states and actions of the dataset (sha256)": self._run.data_digest,
             "device": self._device.type,
             "dtype": self._policy.config.dtype,
             "threads": torch.get_num_threads(),
@@ -181,7 +186,11 @@ class _Loop:
             stop = stack.enter_context(_noted_signals())
             advance = stack.enter_context(progress("training", config.steps, "steps"))
             advance(self._start)
-            step = self._steps(batches, metrics, stop, advance)
+            try:
+                step = self._steps(batches, metrics, stop, advance)
+            except KeyboardInterrupt:  # the second one, which saves nothing
+                say(f"interrupted; {self._way_on()}")
+                raise
         metrics.finish()
         self._policy.eval()
         return self._end(step)
@@ -282,7 +291,7 @@ class _Loop:
         say(
             f"step {step}: on {values['frames']} {'held-out' if values['held_out'] else 'training'} frames loss "
             f"{values['loss']:.4g}, token accuracy {values['token_accuracy']:.1%}, error of actions "
-            f"{values['action_l1']:.4g} (tokenizer alone {values['tokenizer_l1']:.4g})"
+            f"{values['action_l1']:.4g} ({beside(values)})"
         )
 
     def _save(self, step: int, metrics: Metrics) -> None:
@@ -309,9 +318,10 @@ class _Loop:
 
     def _end(self, step: int) -> TrainingResult:
         finished = step == self._config.steps
-        for name, count in sorted(self._policy.counts.items()):
-            if count and name != "rows":
-                say(f"{name}: {count}")
+        if self._validation is not None:
+            print_table(*measured_table(self._validation, self._run.columns.action.names))
+        for line in described(self._policy.counts):
+            say(line)
         if finished:
             where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
             say(f"trained {step} steps{where}")
@@ -319,12 +329,14 @@ class _Loop:
         elif self._newest is None:
             say(f"stopped after step {step} without a checkpoint")
         else:
-            file = self._newest.parent / LAST / PRETRAINED_MODEL / TRAIN_CONFIG_FILE
-            say(
-                f"stopped after step {step}; go on with: pi0-fast train --resume=true "
-                f"--config_path={shlex.quote(str(file))}"
-            )
+            say(f"stopped after step {step}; {self._way_on()}")
         return self._result(step)
+
+    def _way_on(self) -> str:
+        if self._newest is None:
+            return "no checkpoint was saved: begin again"
+        file = self._newest.parent / LAST / PRETRAINED_MODEL / TRAIN_CONFIG_FILE
+        return f"go on with: pi0-fast train --resume=true --config_path={shlex.quote(str(file))}"
 
     def _push(self) -> None:
         options = self._config.policy

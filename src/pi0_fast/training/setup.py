@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,12 @@ class Run:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     stored_statistics: dict[str, dict[str, Any]] | None = None
     decisions: list[Decision] = field(default_factory=list)
+
+    @cached_property
+    def data_digest(self) -> str:
+        """A hash of the states and actions of all episodes, by which a resumed run knows its data again."""
+        keys = dict.fromkeys((self.columns.state.key, self.columns.action.key))
+        return self.reader.content_digest(tuple(keys))
 
     def save_model(self, directory: Path) -> None:
         """Write the policy's files, as a checkpoint's pretrained_model holds them, into an existing directory."""

@@ -106,6 +106,8 @@ class Checkpoints:
         newest_checkpoint(self.folder.parent)  # finishes what a killed run was about to replace
         self._remove_leftovers()
         free = shutil.disk_usage(self.folder).free
+        with suppress(OSError):  # a run that ends before it saves leaves no empty directory
+            self.folder.rmdir()
         if free < needed_bytes + _SPARE_BYTES:
             raise OSError(
                 errno.ENOSPC,
@@ -137,6 +139,7 @@ class Checkpoints:
         target = self.directory(step)
         temporary: Path | None = None
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             temporary = temporary_sibling(target)
             model, state = temporary / PRETRAINED_MODEL, temporary / TRAINING_STATE
             model.mkdir()

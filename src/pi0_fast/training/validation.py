@@ -1,7 +1,7 @@
 """What a policy has learned, measured on frames: loss, token accuracy, and the error of the chunks it generates.
 
 The error is compared with the one that the action tokenizer makes by itself on the same chunks, which no policy of
-these tokens can fall below for long. Only frames with a whole chunk ahead are measured. Left out: success on a robot
+these tokens can fall below for long, and with those of chunks that need no policy (baselines.py). Only frames with a whole chunk ahead are measured. Left out: success on a robot
 or in a simulator, and when to measure (loop.py).
 """
 
@@ -18,6 +18,7 @@ import torch
 
 from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.preparation import PADDING_KEY, Preparation, Prepared
+from pi0_fast.training.baselines import ERRORS, held_action, mean_action
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.types import PolicyError
 
@@ -61,7 +62,7 @@ def measure(
         None where it was stopped. Else ``frames``; ``loss``, the mean cross entropy as in training; ``token_accuracy``,
         the share of action tokens that are the likeliest when those before them are given; ``action_l1``, the mean
         absolute error of greedily generated chunks in the data's units, and ``action_l1_by_dimension``;
-        ``tokenizer_l1``, the same of the tokenizer's own round trip; ``malformed``, the share of rows that held no
+        ``tokenizer_l1``, ``mean_action_l1``, ``held_action_l1`` (see `baselines.ERRORS`; None where unknown); ``malformed``, the share of rows that held no
         chunk.
 
     Raises:
@@ -104,6 +105,8 @@ class _Sums:
         self.loss = 0.0
         self.generated: Any = 0.0
         self.own: Any = 0.0
+        self.mean_action: Any = 0.0
+        self.held_action: Any = 0.0
         self.steps = 0
 
     def add(self, policy: PI0FastPolicy, batch: dict[str, Any]) -> None:
@@ -120,20 +123,26 @@ class _Sums:
         self.malformed += int((~info.valid).sum())
         self.generated += np.abs(chunks.numpy() - wanted).sum(axis=(0, 1))
         self.own += np.abs(round_trip(preparation, prepared) - wanted).sum(axis=(0, 1))
+        mean = mean_action(preparation.processors, wanted, prepared.states)
+        self.mean_action += np.abs(mean - wanted).sum(axis=(0, 1))
+        self.held_action += np.abs(held_action(wanted) - wanted).sum(axis=(0, 1))
         self.rows += len(wanted)
         self.steps += wanted.shape[0] * wanted.shape[1]
 
     def means(self) -> dict[str, Any]:
         if self.rows == 0:
             raise PolicyError("no frame to measure on has a whole chunk ahead: choose a smaller chunk_size")
-        by_dimension = self.generated / self.steps
+        errors: dict[str, Any] = {}
+        for name, total in zip(ERRORS, (self.generated, self.own, self.mean_action, self.held_action), strict=True):
+            by_dimension = total / self.steps
+            known = bool(np.isfinite(by_dimension).all())
+            errors[name] = float(by_dimension.mean()) if known else None
+            errors[f"{name}_by_dimension"] = by_dimension.tolist() if known else None
         return {
+            **errors,
             "frames": self.rows,
             "loss": self.loss / self.units if self.units else math.nan,
             "token_accuracy": self.hits / max(self.actions, 1),
-            "action_l1": float(by_dimension.mean()),
-            "tokenizer_l1": float((self.own / self.steps).mean()),
-            "action_l1_by_dimension": by_dimension.tolist(),
             "malformed": self.malformed / self.rows,
         }
 
