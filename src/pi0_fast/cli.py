@@ -16,6 +16,7 @@ from typing import Any
 from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
 from pi0_fast.display import shown_warnings
+from pi0_fast.eval_config import EvalConfig, parse_eval
 from pi0_fast.parsing import help_text, nearest, parse
 from pi0_fast.record_config import RecordConfig, ReplayConfig
 from pi0_fast.streams import forgiving, visible
@@ -40,6 +41,15 @@ def _train(config: TrainConfig) -> None:
         raise UsageError(f"training needs {error.name}: pip install 'pi0-fast[policy]'") from error
 
     train(config)
+
+
+def _evaluate(config: EvalConfig) -> None:
+    try:
+        from pi0_fast.evaluate import evaluate
+    except ImportError as error:
+        raise UsageError(f"evaluation needs {error.name}: pip install 'pi0-fast[policy]'") from error
+
+    evaluate(config)
 
 
 def _inspect(config: InspectConfig) -> None:
@@ -93,6 +103,12 @@ COMMANDS = {
         TrainConfig,
         _train,
         parse_train,
+    ),
+    "eval": Command(
+        "Let a policy, or two, act in a simulator: success with intervals, times, videos.",
+        EvalConfig,
+        _evaluate,
+        parse_eval,
     ),
     "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
     "record": Command("Record a simulator's scripted expert as a LeRobot dataset.", RecordConfig, _record),

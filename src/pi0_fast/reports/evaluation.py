@@ -156,7 +156,6 @@ class EvaluationReport:
         policies: names of the policy, or of the two that are compared.
         tasks: in order.
         episodes: of each policy.
-        asked: episodes of each task that were asked for.
         warnings: what a reader has to know before believing the numbers.
         details: what else the json holds: settings, seeds, versions.
     """
@@ -165,7 +164,6 @@ class EvaluationReport:
     policies: tuple[str, ...]
     tasks: tuple[str, ...]
     episodes: tuple[tuple[EpisodeResult, ...], ...]
-    asked: int
     warnings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,0 +1,528 @@
+"""`pi0-fast eval`: a policy, or two on the same seeds, in a simulator; results as tables, json and a page with videos.
+
+The directory of an evaluation:
+
+    eval_config.json     what was asked for; `--resume` reads it
+    episodes.jsonl       a line for each run of the command ("begun") and for each finished episode, as it finishes
+    videos/              of each task's first episodes, with --save_videos
+    evaluation.json      at the end: settings, versions, summaries, all episodes
+    evaluation.html      the same for people; one file, videos inside
+
+Episodes that the simulator could not end are run again on `--resume`. Left out: the loop itself (closed_loop.py) and
+what is shown (reports/evaluation.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pi0_fast.checkpoint import find_checkpoint
+from pi0_fast.closed_loop import Recorded, fitted_environment, run, side_by_side
+from pi0_fast.data.video_encoding import encode_video
+from pi0_fast.display import print_table, progress, say, warn
+from pi0_fast.eval_config import (
+    EPISODES_FILE,
+    EVAL_CONFIG_FILE,
+    PAGE_FILE,
+    RESULTS_FILE,
+    VIDEOS,
+    EvalConfig,
+    check_same,
+)
+from pi0_fast.policy import PI0FastPolicy
+from pi0_fast.recording import versions
+from pi0_fast.reports.evaluation import FAILED, FORMAT, EpisodeResult, EvaluationReport, Film
+from pi0_fast.sims import preflight
+from pi0_fast.sims.protocol import SimulatorSpec
+from pi0_fast.simulation_config import EnvConfig
+from pi0_fast.types import SimulatorError, UsageError
+
+#: Videos are put into the page up to so many bytes of it.
+_MOST_VIDEO_BYTES = 48 * 2**20
+
+
+def evaluate(config: EvalConfig) -> EvaluationReport:
+    """Evaluate as the configuration says; tables are printed, results are written to its ``output_dir``.
+
+    Raises:
+        UsageError: what was asked for contradicts itself, or the directory's earlier evaluation.
+        PolicyError, TokenizerError, HubError: a checkpoint cannot be loaded, or does not fit the simulator.
+        SimulatorError: the simulator cannot be built, or failed in every episode.
+        OSError: something cannot be written; finished episodes are kept.
+    """
+    config.validate()
+    config = config.resolved()
+    if config.compare is not None and all(_is_evaluation(path) for path in config.compare):
+        report = _compared(config)
+    else:
+        report = _evaluated(config)
+    for title, rows, headers in report.tables():
+        print_table(title, rows, headers)
+    for line in report.warnings:
+        warn(line)
+    say(f"results: {config.output_path / PAGE_FILE}, {config.output_path / RESULTS_FILE}")
+    return report
+
+
+# --- running --------------------------------------------------------------------------------------------------------
+
+
+def _evaluated(config: EvalConfig) -> EvaluationReport:
+    if config.env.type is None:
+        raise UsageError(
+            "--compare: these are no two finished evaluations: give --env.type and --env.task to evaluate both policies"
+        )
+    preflight(config.env.type)
+    prints = [_fingerprint(find_checkpoint(path, revision=config.policy.pretrained_revision)) for path in config.paths]
+    if len(config.paths) == 2:  # before the first episode: does the second one fit, too?
+        fitted_environment(_load(config, config.paths[1]), config.simulation)
+    folder = _Folder(config)
+    parts: list[_Part] = []
+    for number, path in enumerate(config.paths):
+        policy = _load(config, path)
+        environment, specs = fitted_environment(policy, config.simulation)
+        part = _Part(path, prints[number], policy, environment, specs)
+        if config.save_videos and not specs[0].cameras:
+            raise UsageError(f"--save_videos: {specs[0].env_type} has no camera here; see --env.cameras")
+        if number == 0:
+            folder.begin(prints)
+        for what, text in _about(config, part):
+            say(f"{what}: {text}")
+        try:
+            _run_part(config, folder, number, part)
+        except KeyboardInterrupt:
+            done = sum(len(episodes) for episodes in folder.episodes.values())
+            say(
+                f"stopped after {done} of {len(config.paths) * len(environment.tasks) * config.eval.n_episodes} "
+                f"episodes; go on with: pi0-fast eval --resume=true --output_dir={shlex.quote(str(config.output_dir))}"
+            )
+            raise
+        part.release()
+        parts.append(part)
+    report = _report(config, folder, parts)
+    _refuse_nothing_but_failures(report)
+    _write(config, report, *_films(config, report))
+    return report
+
+
+@dataclass
+class _Part:
+    """One policy of an evaluation, and what is kept of it when it is done."""
+
+    path: str
+    fingerprint: str
+    policy: PI0FastPolicy | None
+    environment: EnvConfig
+    specs: tuple[SimulatorSpec, ...]
+    details: dict[str, Any] | None = None
+    about: tuple[tuple[str, str], ...] = ()
+
+    def release(self) -> None:
+        """Give the weights' memory back, for the next one."""
+        assert self.policy is not None
+        policy = self.policy
+        self.details = {
+            "path": self.path,
+            "fingerprint": self.fingerprint,
+            "device": _device_name(policy),
+            "config": policy.config.to_json(),
+            "counts": dict(policy.counts),
+            "environment": _environment_json(self.environment),
+        }
+        self.policy = None
+
+
+def _load(config: EvalConfig, path: str) -> PI0FastPolicy:
+    options = config.policy
+    return PI0FastPolicy.from_pretrained(
+        path,
+        revision=options.pretrained_revision,
+        device=options.device,
+        dtype=options.dtype,
+        architecture=options.architecture,
+        overrides=options.overrides(),
+        rename_map=config.rename_map,
+    )
+
+
+def _about(config: EvalConfig, part: _Part) -> tuple[tuple[str, str], ...]:
+    """What was decided, for people."""
+    policy, spec = part.policy, part.specs[0]
+    assert policy is not None
+    simulators, processes = side_by_side(config.eval.batch_size, config.eval.n_episodes)
+    cameras = ", ".join(f"{key} {height} x {width}" for key, (height, width) in spec.cameras.items())
+    seeds = config.seeds
+    lines = [
+        ("policy", f"{part.path} ({part.fingerprint[:16]}), {policy.config.dtype} on {_device_name(policy)}"),
+        (
+            "actions",
+            f"{policy.config.n_action_steps} of {policy.config.chunk_size} predicted steps are executed, "
+            f"{'constrained' if policy.config.constrained else 'unconstrained'} decoding, "
+            f"temperature {policy.config.temperature:g}",
+        ),
+        ("simulator", f"{spec.env_type}, {spec.fps:g} steps per second, {spec.max_steps} steps at most"),
+        ("cameras", cameras or "none"),
+        ("episodes", f"{len(seeds)} of each task, seeds {seeds[0]} to {seeds[-1]}"),
+        ("side by side", f"{simulators} simulators in {processes} processes"),
+    ]
+    names = policy.config.action_feature_names
+    if names is not None and list(names) != list(spec.action_names):
+        lines.append(
+            ("names of actions", f"{', '.join(names)} of the policy are taken for {', '.join(spec.action_names)}")
+        )
+    if config.policy.max_action_tokens is not None:
+        lines.append(("max_action_tokens", "concerns training; max_decoding_steps bounds what is generated"))
+    part.about = tuple(lines)
+    return part.about
+
+
+def _run_part(config: EvalConfig, folder: _Folder, number: int, part: _Part) -> None:
+    assert part.policy is not None
+    done = folder.episodes[number]
+    total = len(config.simulation.tasks) * config.eval.n_episodes
+    with progress(_label(config, number, "evaluating"), total, "episodes") as advance:
+        advance(len(done))
+
+        def keep(recorded: Recorded) -> None:
+            if recorded.frames:
+                folder.film(number, recorded)
+            folder.add(number, recorded.result)
+            advance()
+
+        run(
+            part.policy,
+            part.environment,
+            config.seeds,
+            batch_size=config.eval.batch_size,
+            timeout_s=config.eval.timeout_s,
+            skip={(episode.task, episode.seed) for episode in done},
+            films=config.max_videos if config.save_videos else 0,
+            on_episode=keep,
+        )
+
+
+def _label(config: EvalConfig, number: int, what: str) -> str:
+    return what if len(config.paths) == 1 else f"{what} {'AB'[number]}"
+
+
+def _refuse_nothing_but_failures(report: EvaluationReport) -> None:
+    for episodes in report.episodes:
+        if all(episode.end == FAILED for episode in episodes):
+            raise SimulatorError(
+                f"the simulator failed in every episode: {episodes[0].failure} (--resume=true runs them again)"
+            )
+
+
+# --- what was run ---------------------------------------------------------------------------------------------------
+
+
+def _fingerprint(folder: Path) -> str:
+    """A sha256 of the checkpoint's files and their names."""
+    digest = hashlib.sha256()
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while piece := file.read(2**24):
+                digest.update(piece)
+    return digest.hexdigest()
+
+
+def _device_name(policy: PI0FastPolicy) -> str:
+    device = policy.model.device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _environment_json(environment: EnvConfig) -> dict[str, Any]:
+    return {**environment.arguments(""), "task": list(environment.tasks)}
+
+
+def _versions() -> dict[str, str]:
+    return {**versions(), "python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+
+
+def _report(config: EvalConfig, folder: _Folder, parts: Sequence[_Part]) -> EvaluationReport:
+    details = [part.details or {} for part in parts]
+    about: list[tuple[str, str]] = []
+    for number, part in enumerate(parts):
+        about += [(_label(config, number, what), text) for what, text in part.about]
+    now = _versions()
+    about.append(("versions", ", ".join(f"{name} {number}" for name, number in now.items())))
+    tasks = config.simulation.tasks
+    episodes = tuple(folder.of(number, tasks) for number in range(len(parts)))
+    return EvaluationReport(
+        about=tuple(about),
+        policies=tuple(part.path for part in parts),
+        tasks=tasks,
+        episodes=episodes,
+        warnings=tuple(_warnings(details, episodes)),
+        details={
+            "settings": config.to_json(),
+            "seeds": {"first": config.seed, "count": config.eval.n_episodes},
+            "versions": now,
+            "threads": torch.get_num_threads(),
+            "checkpoints": details,
+        },
+    )
+
+
+def _warnings(details: Sequence[Mapping[str, Any]], episodes: Sequence[Sequence[EpisodeResult]]) -> list[str]:
+    lines = []
+    for number, (part, own) in enumerate(zip(details, episodes, strict=True)):
+        prefix = "" if len(details) == 1 else f"{'AB'[number]}: "
+        failed = [episode for episode in own if episode.end == FAILED]
+        if failed:
+            first = failed[0]
+            lines.append(
+                f"{prefix}in {len(failed)} of {len(own)} episodes the simulator failed, which counts as no success; "
+                f"the first ({first.task}, seed {first.seed}): {first.failure}. --resume=true runs them again"
+            )
+        counts = Counter(part["counts"])
+        rows = max(counts["rows"], 1)
+        outside = counts["state_below"] + counts["state_above"]
+        if outside:
+            lines.append(
+                f"{prefix}{outside / rows:.2g} values of each state, on average, were outside the range that the "
+                "policy was trained in"
+            )
+        for name, count in sorted(counts.items()):
+            if name.startswith(("missing ", "unused ")) and count:
+                lines.append(
+                    f"{prefix}{name.partition(' ')[2]} was {name.partition(' ')[0]} in {count} of {rows} chunks"
+                )
+    return lines
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+class _Folder:
+    """An evaluation's directory, and the episodes that it holds."""
+
+    def __init__(self, config: EvalConfig) -> None:
+        """Check that the directory is new, or holds the evaluation that is to be gone on with; writes nothing.
+
+        Raises:
+            UsageError: another evaluation, or a damaged file.
+            OSError: the directory exists already.
+        """
+        self._config = config
+        self.path = config.output_path
+        self.episodes: dict[int, list[EpisodeResult]] = {number: [] for number in range(len(config.paths))}
+        self._begun: dict[str, Any] | None = None
+        if config.resume:
+            self._read()
+        elif self.path.is_symlink() or (self.path.exists() and not self._is_empty()):
+            raise FileExistsError(
+                f"{self.path} exists: go on with that evaluation (--resume=true), or choose another --output_dir; "
+                "nothing is overwritten"
+            )
+
+    def _is_empty(self) -> bool:
+        return self.path.is_dir() and not any(self.path.iterdir())
+
+    def _read(self) -> None:
+        file = self.path / EVAL_CONFIG_FILE
+        try:
+            saved = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--resume: {file} cannot be read ({error})") from error
+        check_same(self._config, saved, str(self.path))
+        for line in _lines(self.path / EPISODES_FILE):
+            if line["kind"] == "begun":
+                self._begun = self._begun or line
+            elif line["policy"] in self.episodes:
+                result = EpisodeResult.from_json(line["episode"])
+                if result.end != FAILED:
+                    self.episodes[line["policy"]].append(result)
+
+    def begin(self, fingerprints: Sequence[str]) -> None:
+        """Write what was asked for, and the episodes that are kept.
+
+        Raises:
+            UsageError: a checkpoint has changed since the evaluation was begun.
+            OSError: the directory cannot be written.
+        """
+        now: dict[str, Any] = {"kind": "begun", "fingerprints": list(fingerprints), "versions": _versions()}
+        if self._begun is not None:
+            for path, before, found in zip(self._config.paths, self._begun["fingerprints"], fingerprints, strict=True):
+                if before != found:
+                    raise UsageError(f"--resume: {path} has changed since; choose another --output_dir")
+            changed = [
+                f"{name} was {self._begun['versions'].get(name)} and is {version}"
+                for name, version in now["versions"].items()
+                if self._begun["versions"].get(name) != version
+            ]
+            if changed:
+                warn(f"not what the evaluation was begun with, results may differ: {'; '.join(changed)}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = json.dumps(self._config.to_json(), indent=2, ensure_ascii=False)
+        _replace(self.path / EVAL_CONFIG_FILE, config + "\n")
+        lines = [self._begun or now]
+        for number, episodes in self.episodes.items():
+            lines += [_episode_line(number, episode) for episode in episodes]
+        _replace(self.path / EPISODES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def add(self, number: int, result: EpisodeResult) -> None:
+        """Keep an episode that has just ended."""
+        self.episodes[number].append(result)
+        with (self.path / EPISODES_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_episode_line(number, result)) + "\n")
+
+    def of(self, number: int, tasks: Sequence[str]) -> tuple[EpisodeResult, ...]:
+        """A policy's episodes, by task and seed."""
+        return tuple(sorted(self.episodes[number], key=lambda result: (tasks.index(result.task), result.seed)))
+
+    def film(self, number: int, recorded: Recorded) -> None:
+        """Write the video of an episode."""
+        path = video_path(self._config, number, recorded.result)
+        path.parent.mkdir(exist_ok=True)
+        encode_video(path, recorded.frames, recorded.fps, "h264", f"video of {recorded.result.task}")
+
+
+def video_path(config: EvalConfig, number: int, result: EpisodeResult) -> Path:
+    """Where the video of an episode lies."""
+    letter = "" if len(config.paths) == 1 else f"{'AB'[number]}-"
+    place = config.simulation.tasks.index(result.task)
+    task = re.sub(r"[^A-Za-z0-9._-]+", "_", result.task)
+    return config.output_path / VIDEOS / f"{letter}{place:02d}-{task}-{result.seed}.mp4"
+
+
+def _episode_line(number: int, result: EpisodeResult) -> dict[str, Any]:
+    return {"kind": "episode", "policy": number, "episode": result.to_json()}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file; a last one that was cut off is left out.
+
+    Raises:
+        UsageError: another one is damaged.
+    """
+    if not path.exists():
+        return []
+    found = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            content = json.loads(line)
+            if content["kind"] == "episode":
+                EpisodeResult.from_json(content["episode"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"--resume: {path}, line {number} is damaged ({error!r}): mend or remove it") from error
+        found.append(content)
+    return found
+
+
+def _films(config: EvalConfig, report: EvaluationReport) -> tuple[list[Film], list[str]]:
+    """The videos that are there, as many as a page holds, and what is to be said of the others."""
+    films: list[Film] = []
+    left_out: list[Path] = []
+    size = 0
+    for number, episodes in enumerate(report.episodes):
+        for episode in episodes:
+            path = video_path(config, number, episode)
+            if not path.is_file():
+                continue
+            size += path.stat().st_size
+            if size > _MOST_VIDEO_BYTES:
+                left_out.append(path)
+                continue
+            words = f"{episode.task}, seed {episode.seed}: {episode.end} after {episode.steps} steps"
+            films.append(Film(number, path.read_bytes(), words))
+    if not left_out:
+        return films, []
+    return films, [f"{len(left_out)} more videos are in {VIDEOS}/: {', '.join(path.name for path in left_out)}."]
+
+
+def _write(config: EvalConfig, report: EvaluationReport, films: Sequence[Film] = (), notes: Sequence[str] = ()) -> None:
+    config.output_path.mkdir(parents=True, exist_ok=True)
+    content = json.dumps(report.to_json(), indent=1, ensure_ascii=False, allow_nan=False)
+    _replace(config.output_path / RESULTS_FILE, content + "\n")
+    _replace(config.output_path / PAGE_FILE, report.page(films, notes).render())
+
+
+def _replace(path: Path, content: str) -> None:
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(content, encoding="utf-8")
+    os.replace(temporary, path)
+
+
+# --- two evaluations that are done ----------------------------------------------------------------------------------
+
+
+def _is_evaluation(path: str) -> bool:
+    return (Path(path).expanduser() / RESULTS_FILE).is_file()
+
+
+def _read_results(path: str) -> dict[str, Any]:
+    file = Path(path).expanduser() / RESULTS_FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if {key: content.get(key) for key in FORMAT} != FORMAT or len(content["policies"]) != 1:
+            raise UsageError(f"--compare: {file} is no evaluation of one policy, by this version")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"--compare: {file} cannot be read ({error!r})") from error
+    return dict(content)
+
+
+def _compared(config: EvalConfig) -> EvaluationReport:
+    """The difference between two evaluations, without running anything."""
+    assert config.compare is not None
+    if config.policy != type(config.policy)() or config.env != EnvConfig() or config.resume or config.save_videos:
+        raise UsageError(
+            "--compare names two evaluations that are done: flags of the policy, the simulator and videos do nothing"
+        )
+    results = [_read_results(path) for path in config.compare]
+    _check_comparable(config.compare, results)
+    if config.output_path.exists() and any(config.output_path.iterdir()):
+        raise FileExistsError(f"{config.output_path} exists: choose another --output_dir; nothing is overwritten")
+    policies = [result["policies"][0] for result in results]
+    tasks = tuple(results[0]["checkpoints"][0]["environment"]["task"])
+    report = EvaluationReport(
+        about=tuple((letter, path) for letter, path in zip("AB", config.compare, strict=True)),
+        policies=tuple(config.compare),
+        tasks=tasks,
+        episodes=tuple(tuple(map(EpisodeResult.from_json, policy["episodes"])) for policy in policies),
+        details={"compared": [{key: result[key] for key in _KEPT} for result in results]},
+    )
+    _write(config, report)
+    return report
+
+
+_KEPT = ("settings", "seeds", "versions", "checkpoints")
+
+
+def _check_comparable(paths: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse evaluations of other tasks, other simulators or other seeds."""
+    environments = [result["checkpoints"][0]["environment"] for result in results]
+    for name in ("env_type", "task", "max_steps", "options", "fps"):
+        first, second = (environment.get(name) for environment in environments)
+        if first != second:
+            raise UsageError(f"--compare: {name} is {first} in {paths[0]}, and {second} in {paths[1]}")
+    seeds = [
+        {(episode["task"], episode["seed"]) for episode in result["policies"][0]["episodes"]} for result in results
+    ]
+    if seeds[0] != seeds[1]:
+        only = len(seeds[0] ^ seeds[1])
+        raise UsageError(
+            f"--compare: {only} episodes are in only one of {paths[0]} and {paths[1]}: evaluate both with the same "
+            "--seed and --eval.n_episodes"
+        )
+    before, after = (result["versions"] for result in results)
+    changed = [f"{name} {before.get(name)} and {after.get(name)}" for name in before if before[name] != after.get(name)]
+    if changed:
+        warn(f"the two were not evaluated with the same versions: {', '.join(changed)}")
