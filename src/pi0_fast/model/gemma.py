@@ -78,18 +78,18 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return torch.addcmul(normed, normed, weight).to(x.dtype)
 
 
-def step_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """`rms_norm` in fewer operations, for the few rows of a step; without gradients."""
+def step_norm(x: Tensor, scale: Tensor, epsilon: Tensor) -> Tensor:
+    """`rms_norm` in fewer operations, for the few rows of a step; without gradients.
+
+    Args:
+        x: [..., width].
+        scale: float32 [width], 1 + weight.
+        epsilon: float32 [1], RMS_NORM_EPSILON.
+    """
     wide = x.float()
-    normed = (
-        wide
-        * torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        .square_()
-        .div_(x.shape[-1])
-        .add_(RMS_NORM_EPSILON)
-        .rsqrt_()
-    )
-    return torch.addcmul(normed, normed, weight).to(x.dtype)
+    size = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    factor = torch.addcmul(epsilon, size, size, value=1 / x.shape[-1]).rsqrt_()
+    return (wide * factor).mul_(scale).to(x.dtype)
 
 
 def rotary_frequencies(head_dim: int, device: torch.device) -> Tensor:
@@ -219,8 +219,8 @@ class DecoderLayer(nn.Module):
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         gates = [mlp.gate_proj, mlp.up_proj]
         return StepParts(
-            self.input_layernorm.weight,
-            self.post_attention_layernorm.weight,
+            1 + self.input_layernorm.weight,
+            1 + self.post_attention_layernorm.weight,
             _joined(projections, direct),
             _direct(attention.o_proj) if direct else attention.o_proj,
             _joined(gates, direct),
@@ -235,17 +235,19 @@ class DecoderLayer(nn.Module):
 
 
 class StepParts(NamedTuple):
-    """One layer as `layer_step` uses it: weights of the norms, and functions for the linear maps."""
+    """One layer as `layer_step` uses it: 1 + the weights of the norms, and functions for the linear maps."""
 
-    input_norm: Tensor
-    post_norm: Tensor
+    input_scale: Tensor
+    post_scale: Tensor
     queries_keys_values: Callable[[Tensor], Tensor]
     output: Callable[[Tensor], Tensor]
     gate_and_up: Callable[[Tensor], Tensor]
     down: Callable[[Tensor], Tensor]
 
 
-def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Tensor) -> Tensor:
+def layer_step(
+    layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column: Tensor, store: Tensor, epsilon: Tensor
+) -> Tensor:
     """`DecoderLayer.forward` for one column, without a dimension for it.
 
     Args:
@@ -255,13 +257,14 @@ def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column
         turn: of the new column, [B, heads + 2 G, 2, head_dim / 2].
         column: int64 [1], where keys and values are written.
         store: keys and values [B, 2 G, capacity, head_dim].
+        epsilon: of `step_norm`.
 
     Returns:
         [B, width].
     """
     batch, both, _, head_dim = store.shape
     groups, length = both // 2, bias.shape[-1]
-    mixed = layer.queries_keys_values(step_norm(x, layer.input_norm)).view(batch, -1, 2, head_dim // 2)
+    mixed = layer.queries_keys_values(step_norm(x, layer.input_scale, epsilon)).view(batch, -1, 2, head_dim // 2)
     turned = rotate(mixed, turn).view(batch, -1, 1, head_dim)
     heads = turned.shape[1] - both
     store.index_copy_(2, column, turned[:, heads:])
@@ -270,7 +273,7 @@ def layer_step(layer: StepParts, x: Tensor, bias: Tensor, turn: Rotation, column
     query = turned[:, :heads].reshape(batch, groups, -1, head_dim)
     mixed = functional.scaled_dot_product_attention(query, seen[:, :groups], seen[:, groups:], attn_mask=bias)
     x = x + layer.output(mixed.reshape(batch, -1))
-    gate, up = layer.gate_and_up(step_norm(x, layer.post_norm)).chunk(2, -1)
+    gate, up = layer.gate_and_up(step_norm(x, layer.post_scale, epsilon)).chunk(2, -1)
     return x + layer.down(functional.gelu(gate, approximate="tanh") * up)
 
 
@@ -421,9 +424,10 @@ class Decoder(nn.Module):
         turn = rotation(positions, cache.frequencies, x.dtype)
         bias = _bias(mask[:, None, None], x.dtype)
         layers = self.step_parts(direct=False) if parts is None else parts
+        epsilon = torch.full((1,), RMS_NORM_EPSILON, device=x.device)
         for layer, store in zip(layers, cache.stores, strict=True):
-            x = layer_step(layer, x, bias, turn, column, store)
-        return step_norm(x, self.norm.weight)
+            x = layer_step(layer, x, bias, turn, column, store, epsilon)
+        return step_norm(x, 1 + self.norm.weight, epsilon)
 
 
 def _columns(x: Tensor, wanted: Tensor) -> Tensor:
