@@ -6,22 +6,22 @@ chooses the adapter. Left out: registering adapters from outside (any Gymnasium 
 
 from __future__ import annotations
 
-import dataclasses
+import importlib
 from typing import Any
 
-from pi0_fast.sims.protocol import Simulator, SimulatorSpec, StepResult
-from pi0_fast.sims.toy import TASKS as TOY_TASKS
-from pi0_fast.sims.toy import ToySimulator
+from pi0_fast.sims.protocol import Settings, Simulator, SimulatorSpec, StepResult
 from pi0_fast.types import SimulatorError
 
 __all__ = ["ENV_TYPES", "Simulator", "SimulatorSpec", "StepResult", "make", "preflight", "task_names"]
 
+#: Each is a file beside this one with `open_simulator`, `task_names` and `preflight`.
 ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
 
 
-def _known(env_type: str) -> None:
+def _adapter(env_type: str) -> Any:
     if env_type not in ENV_TYPES:
         raise SimulatorError(f"no simulator {env_type!r}; there are {', '.join(ENV_TYPES)}")
+    return importlib.import_module(f"pi0_fast.sims.{env_type}")
 
 
 def make(
@@ -40,39 +40,27 @@ def make(
     Args:
         env_type: one of ENV_TYPES.
         task: one of `task_names(env_type)`; for `gym` any Gymnasium id, `PACKAGE:Name-v0` imports the package first.
-        cameras: names, with or without `observation.images.`; None: the adapter's usual ones.
+        cameras: names, with or without `observation.images.`; None: the adapter's usual ones, [] none.
         image_size: edge of a square or (height, width) in pixels, of all cameras; None: the adapter's own.
-        fast_rendering: without shadows and antialiasing, where the adapter has them: quicker, and other pixels.
+        fast_rendering: without shadows and antialiasing: quicker, and other pixels; only for MuJoCo's simulators.
         options: of the adapter; docs/simulators.md lists them.
         max_steps: an episode ends after so many steps; None: the adapter's own limit.
         fps: control rate, for `gym` environments that do not declare theirs; elsewhere it must be the simulator's.
 
     Raises:
-        SimulatorError: a package or renderer is missing (with the remedy), or a name is unknown.
+        SimulatorError: a package is missing (with the remedy), a name is unknown, or a setting would do nothing.
     """
-    _known(env_type)
-    simulator: Simulator = ToySimulator(task, cameras=cameras, image_size=image_size, options=options)
-    spec = simulator.spec
-    if fps is not None and fps != spec.fps:
-        raise SimulatorError(f"{env_type} {task} runs at {spec.fps:g} steps per second, not at {fps:g}")
-    if max_steps is not None:
-        _limit(simulator, max_steps)
+    settings = Settings(env_type, cameras, image_size, fast_rendering, options or {}, max_steps, fps)
+    simulator: Simulator = _adapter(env_type).open_simulator(task, settings)
     return simulator
 
 
-def _limit(simulator: Any, max_steps: int) -> None:
-    if max_steps < 1:
-        raise SimulatorError(f"max_steps must be at least 1, not {max_steps}")
-    simulator.spec = dataclasses.replace(simulator.spec, max_steps=max_steps)
-    simulator._episode.spec = simulator.spec
-
-
 def task_names(env_type: str) -> tuple[str, ...]:
-    """Names of all tasks, in the simulator's order; empty for `gym`, which runs any registered id."""
-    _known(env_type)
-    return tuple(TOY_TASKS)
+    """Names of all tasks, in the simulator's order; empty for `gym`, which runs any id. SimulatorError: no package."""
+    names: tuple[str, ...] = _adapter(env_type).task_names()
+    return names
 
 
 def preflight(env_type: str) -> None:
     """Try in little what an episode needs: the packages and the renderer. SimulatorError: one line with the remedy."""
-    _known(env_type)
+    _adapter(env_type).preflight()

@@ -143,33 +143,88 @@ class Episode:
         inside = np.clip(given, self.spec.action_low, self.spec.action_high)
         return inside, bool((inside != given).any())
 
+    def check_camera(self, camera: str) -> None:
+        """Refuse pictures before the first reset, and by cameras that were not asked for."""
+        self.begun()
+        if camera not in self.spec.cameras:
+            there = ", ".join(self.spec.cameras) or "no camera"
+            raise SimulatorError(f"{self.name} was made with {there}, not with {camera!r}")
+
     @property
     def over(self) -> bool:
         """Whether `max_steps` are done."""
         return self.steps is not None and self.steps >= self.spec.max_steps
 
 
-def chosen_cameras(
-    env: str, known: dict[str, tuple[int, int]], cameras: list[str] | None, image_size: int | tuple[int, int] | None
-) -> dict[str, tuple[int, int]]:
-    """Full key -> (height, width) of the cameras asked for.
+@dataclass(frozen=True)
+class Settings:
+    """What `sims.make` was told beyond the task; adapters ask it, so that nothing said is passed over.
 
-    Args:
-        env: how errors name the simulator.
-        known: name without prefix -> default (height, width), of the cameras taken where none are named first.
-        cameras: names with or without `observation.images.`; None takes all of `known`.
-        image_size: edge of a square, or (height, width), for all cameras; None keeps the defaults.
-
-    Raises:
-        SimulatorError: unknown or repeated name, or a size below 1.
+    Attributes: those of `sims.make`; None means not said.
     """
-    names = [name.removeprefix(IMAGES) for name in (known if cameras is None else cameras)]
-    for name in names:
-        if name not in known:
-            raise SimulatorError(f"{env} has no camera {name!r}; it has {', '.join(known) or 'none'}")
-    if len(set(names)) < len(names):
-        raise SimulatorError(f"{env}: a camera is named twice in {names}")
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
-    if size is not None and (len(size) != 2 or min(size) < 1):
-        raise SimulatorError(f"{env}: an image size is a number of pixels or [height, width], not {image_size}")
-    return {IMAGES + name: known[name] if size is None else (size[0], size[1]) for name in names}
+
+    env_type: str
+    cameras: list[str] | None = None
+    image_size: int | tuple[int, int] | None = None
+    fast_rendering: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+    max_steps: int | None = None
+    fps: float | None = None
+
+    def chosen_cameras(
+        self, known: dict[str, tuple[int, int]], usual: tuple[str, ...] | None = None
+    ) -> dict[str, tuple[int, int]]:
+        """Full key -> (height, width) of the cameras asked for.
+
+        Args:
+            known: name without prefix -> default (height, width).
+            usual: names taken where none are asked for; None takes all of `known`.
+
+        Raises:
+            SimulatorError: unknown or repeated name, or a size below 1.
+        """
+        wanted = (usual or tuple(known)) if self.cameras is None else self.cameras
+        names = [name.removeprefix(IMAGES) for name in wanted]
+        for name in names:
+            if name not in known:
+                raise SimulatorError(f"{self.env_type} has no camera {name!r}; it has {', '.join(known) or 'none'}")
+        if len(set(names)) < len(names):
+            raise SimulatorError(f"{self.env_type}: a camera is named twice in {', '.join(names)}")
+        size = (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        if size is not None and (len(size) != 2 or min(size) < 1):
+            raise SimulatorError(
+                f"{self.env_type}: an image size is a number of pixels or (height, width), not {self.image_size}"
+            )
+        return {IMAGES + name: known[name] if size is None else (int(size[0]), int(size[1])) for name in names}
+
+    def checked_options(self, known: tuple[str, ...]) -> dict[str, Any]:
+        """The options; SimulatorError where one is not known."""
+        for name in self.options:
+            if name not in known:
+                there = f"it has {', '.join(known)}" if known else "it has none"
+                raise SimulatorError(f"{self.env_type} has no option {name!r}; {there}")
+        return self.options
+
+    def steps(self, own: int | None, most: int | None = None) -> int:
+        """Length of an episode: what was asked for, else the simulator's own; SimulatorError above `most`."""
+        wanted = own if self.max_steps is None else self.max_steps
+        if wanted is None:
+            raise SimulatorError(f"{self.env_type}: this environment has no limit of its own; set max_steps")
+        if wanted < 1 or (most is not None and wanted > most):
+            limit = "" if most is None else f" and at most {most}"
+            raise SimulatorError(f"{self.env_type}: max_steps must be at least 1{limit}, not {wanted}")
+        return wanted
+
+    def rate(self, own: float | None) -> float:
+        """Control steps per second; SimulatorError where another rate than the simulator's own was asked for."""
+        wanted = own if self.fps is None else self.fps
+        if wanted is None or not wanted > 0:
+            raise SimulatorError(f"{self.env_type}: this environment does not say its control rate; set fps")
+        if own is not None and wanted != own:
+            raise SimulatorError(f"{self.env_type} runs at {own:g} control steps per second, not at {wanted:g}")
+        return float(wanted)
+
+    def no_fast_rendering(self) -> None:
+        """Refuse the flag in an adapter where it would do nothing."""
+        if self.fast_rendering:
+            raise SimulatorError(f"{self.env_type} has no shadows or antialiasing to leave out: drop fast_rendering")

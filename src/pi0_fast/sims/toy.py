@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pi0_fast.sims.protocol import STATE, TASK, Episode, Expert, SimulatorSpec, StepResult, chosen_cameras
+from pi0_fast.sims.protocol import STATE, TASK, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult
 from pi0_fast.types import SimulatorError
 
 TASKS = {
@@ -37,25 +37,19 @@ _RED = np.array([200, 40, 40], np.uint8)
 class ToySimulator:
     """See Simulator. State [x, y] of the dot; an action [dx, dy] in [-1, 1] moves it by a tenth of that."""
 
-    def __init__(
-        self,
-        task: str,
-        *,
-        cameras: list[str] | None = None,
-        image_size: int | tuple[int, int] | None = None,
-        options: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, task: str, settings: Settings) -> None:
         if task not in TASKS:
             raise SimulatorError(f"toy has no task {task!r}; it has {', '.join(TASKS)}")
-        self._fault = _fault(options or {})
+        settings.no_fast_rendering()
+        self._fault = _fault(settings.checked_options(_OPTIONS))
         limit = np.ones(2, np.float32)
         self.spec = SimulatorSpec(
             env_type="toy",
             task=task,
             text=TASKS[task],
-            fps=FPS,
-            max_steps=MAX_STEPS,
-            cameras=chosen_cameras("toy", CAMERAS, cameras, image_size),
+            fps=settings.rate(FPS),
+            max_steps=settings.steps(MAX_STEPS),
+            cameras=settings.chosen_cameras(CAMERAS),
             state_names=("x", "y"),
             action_names=("dx", "dy"),
             action_low=-limit,
@@ -100,9 +94,7 @@ class ToySimulator:
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """The table from above (`top`), or the part within 0.5 of the dot (`hand`); y points up."""
-        self._episode.begun()
-        if camera not in self.spec.cameras:
-            raise SimulatorError(f"toy renders {', '.join(self.spec.cameras) or 'no camera'}, not {camera!r}")
+        self._episode.check_camera(camera)
         height, width = size or self.spec.cameras[camera]
         centre, reach = (self._dot, 0.5) if camera.endswith(".hand") else (np.zeros(2), 1.0)
         x = centre[0] + reach * ((np.arange(width) + 0.5) / width * 2 - 1)[None, :]
@@ -136,9 +128,6 @@ class ToySimulator:
 
 def _fault(options: dict[str, Any]) -> tuple[str, int, int | None] | None:
     """What to do wrong, at which step, in which episode; None: nothing."""
-    for name in options:
-        if name not in _OPTIONS:
-            raise SimulatorError(f"toy has no option {name!r}; it has {', '.join(_OPTIONS)}")
     if "fault" not in options:
         if options:
             raise SimulatorError(f"toy: {' and '.join(options)} need the option fault")
@@ -147,3 +136,17 @@ def _fault(options: dict[str, Any]) -> tuple[str, int, int | None] | None:
         raise SimulatorError(f"toy: fault is one of {', '.join(FAULTS)}, not {options['fault']!r}")
     seed = options.get("fault_seed")
     return str(options["fault"]), int(options.get("fault_step", 0)), None if seed is None else int(seed)
+
+
+def open_simulator(task: str, settings: Settings) -> Simulator:
+    """See `sims.make`."""
+    return ToySimulator(task, settings)
+
+
+def task_names() -> tuple[str, ...]:
+    """Both tasks."""
+    return tuple(TASKS)
+
+
+def preflight() -> None:
+    """It needs nothing."""

@@ -1,0 +1,148 @@
+"""MuJoCo pictures without a screen: which OpenGL is used, and one renderer for all cameras and sizes of a world.
+
+`choose_backend` sets MUJOCO_GL where it is unset, before MuJoCo is imported, since MuJoCo decides at import. A
+renderer opens OpenGL at its first picture, so that physics alone needs none. Left out: windows, depth, segmentation.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+
+from pi0_fast.types import SimulatorError
+
+BACKEND = "MUJOCO_GL"
+#: Debian and Ubuntu packages that bring a renderer, by backend; either one suffices, no GPU is needed.
+APT_PACKAGES = {"egl": ("libegl1", "libgl1-mesa-dri"), "osmesa": ("libosmesa6",)}
+APT_LINE = f"apt-get install -y {' '.join(APT_PACKAGES['egl'])}"
+
+_PROBE = """
+import mujoco
+context = mujoco.GLContext(16, 16)
+context.make_current()
+mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontScale.mjFONTSCALE_100)
+"""
+
+
+def _works(backend: str) -> str | None:
+    """None where MuJoCo can open an OpenGL context by a backend, else the last line of what it said."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
+    # In a process of its own: a driver may crash, and PyOpenGL cannot change its mind after a first try.
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{_PROBE}"],
+        env={**environment, BACKEND: backend},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stderr.splitlines() if line and not line[0].isspace() and "Error" in line]
+    return lines[0].strip() if lines else f"it ended with status {done.returncode}"
+
+
+def choose_backend() -> str | None:
+    """How MuJoCo renders here: what MUJOCO_GL says, else EGL where it works, else OSMesa; sets MUJOCO_GL so.
+
+    Nothing is chosen where MUJOCO_GL is set, where MuJoCo is imported already, or where the system brings its own
+    (macOS, Windows). Where neither works MUJOCO_GL stays unset, and the first picture fails with the remedy.
+
+    Returns:
+        The backend's name, or None for MuJoCo's own choice.
+    """
+    if os.environ.get(BACKEND):
+        return os.environ[BACKEND]
+    if sys.platform != "linux" or "mujoco" in sys.modules:
+        return None
+    for backend in APT_PACKAGES:
+        if _works(backend) is None:
+            os.environ[BACKEND] = backend  # worker processes inherit it, and need not try again
+            return backend
+    return None
+
+
+def check_renderer() -> None:
+    """Try to render; SimulatorError with the remedy where nothing does. Works before and after MuJoCo's import."""
+    backend = os.environ.get(BACKEND)
+    tried = [backend] if backend else ["egl", "osmesa"] if sys.platform == "linux" else [""]
+    reasons = {name: _works(name) for name in tried}
+    if None not in reasons.values():
+        raise SimulatorError(_no_renderer("; ".join(f"{name or 'default'}: {why}" for name, why in reasons.items())))
+
+
+def _no_renderer(reason: str) -> str:
+    backend = os.environ.get(BACKEND)
+    said = f" with {BACKEND}={backend}" if backend else ""
+    packages = APT_PACKAGES.get(backend or "egl", APT_PACKAGES["egl"])
+    remedy = f"install a renderer: apt-get install -y {' '.join(packages)}"
+    return f"MuJoCo cannot render here{said} ({reason}): {remedy}" + (f", or unset {BACKEND}" if backend else "")
+
+
+class OffscreenRenderer:
+    """Pictures of one MuJoCo model.
+
+    Args:
+        model: mujoco.MjModel; with `fast` its rendering quality is lowered for good.
+        fast: no shadows and no antialiasing, which is several times quicker without a GPU.
+    """
+
+    def __init__(self, model: Any, *, fast: bool = False) -> None:
+        self._model = model
+        self._opened: tuple[Any, Any, Any, Any] | None = None
+        if fast:
+            model.vis.quality.shadowsize = 0
+            model.vis.quality.offsamples = 0
+
+    def camera_names(self) -> list[str]:
+        """The model's cameras, in its order."""
+        return [self._model.camera(number).name for number in range(self._model.ncam)]
+
+    def _open(self, height: int, width: int) -> tuple[Any, Any, Any, Any]:
+        """OpenGL, the scene, MuJoCo's context with room for the size, and what is shown."""
+        import mujoco
+
+        if self._opened is None:
+            buffer = self._model.vis.global_
+            buffer.offheight, buffer.offwidth = max(buffer.offheight, height), max(buffer.offwidth, width)
+            try:
+                opengl = mujoco.GLContext(buffer.offwidth, buffer.offheight)
+                opengl.make_current()
+                context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_150)
+            except Exception as error:  # what drivers and PyOpenGL raise has no common class
+                raise SimulatorError(_no_renderer(f"{type(error).__name__}: {error}")) from error
+            mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
+            self._opened = opengl, mujoco.MjvScene(self._model, maxgeom=10_000), context, mujoco.MjvOption()
+        opengl, _, context, _ = self._opened
+        opengl.make_current()
+        if height > context.offHeight or width > context.offWidth:
+            mujoco.mjr_resizeOffscreen(max(width, context.offWidth), max(height, context.offHeight), context)
+        return self._opened
+
+    def render(self, data: Any, camera: str, height: int, width: int) -> np.ndarray:
+        """What a camera sees of a mujoco.MjData, uint8 [height, width, 3], rows from the top as the camera is held."""
+        import mujoco
+
+        _, scene, context, option = self._open(height, width)
+        view = mujoco.MjvCamera()
+        view.type = mujoco.mjtCamera.mjCAMERA_FIXED
+        view.fixedcamid = self._model.camera(camera).id
+        everything = mujoco.mjtCatBit.mjCAT_ALL
+        mujoco.mjv_updateScene(self._model, data, option, None, view, everything, scene)
+        area = mujoco.MjrRect(0, 0, width, height)
+        mujoco.mjr_render(area, scene, context)
+        pixels = np.empty((height, width, 3), np.uint8)
+        mujoco.mjr_readPixels(pixels, None, area, context)
+        return np.ascontiguousarray(pixels[::-1])
+
+    def close(self) -> None:
+        """Give OpenGL back; before the interpreter ends, when drivers no longer answer."""
+        if self._opened is not None:
+            opengl, _, context, _ = self._opened
+            self._opened = None
+            opengl.make_current()
+            context.free()
+            opengl.free()
