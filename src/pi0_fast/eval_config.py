@@ -27,9 +27,9 @@ RESULTS_FILE, PAGE_FILE, VIDEOS = "evaluation.json", "evaluation.html", "videos"
 _POLICY, _EVAL, _OUTPUT = "Policy", "Evaluation in the simulator", "Output"
 
 
-def _as_in_training(name: str, **changes: Any) -> Any:
-    """A field like that of `PolicyOptions`, None by default, but for changes of what help says."""
-    metadata = dict(PolicyOptions.__dataclass_fields__[name].metadata) | changes
+def _as_in_training(name: str, shown: str = "the checkpoint's") -> Any:
+    """A field like that of `PolicyOptions`, None by default; `shown` is what help says of that."""
+    metadata = dict(PolicyOptions.__dataclass_fields__[name].metadata) | {"group": _POLICY, "shown": shown}
     return dataclasses.field(default=None, metadata=metadata)
 
 
@@ -38,43 +38,41 @@ class EvalPolicyOptions:
     """The checkpoint, and settings in place of its own (None: its own hold)."""
 
     path: str | None = option(None, group=_POLICY, help="Checkpoint: directory or Hub id.", shown="none")
-    type: str | None = _as_in_training("type", group=_POLICY)
-    pretrained_revision: str | None = _as_in_training("pretrained_revision", group=_POLICY)
+    type: str | None = _as_in_training("type", shown="none")
+    pretrained_revision: str | None = _as_in_training("pretrained_revision", shown="the main branch")
     architecture: str | None = option(
         None,
         group=_POLICY,
         help="JSON file with the sizes of the model, where the checkpoint does not say them.",
         shown="the checkpoint's",
     )
-    device: str | None = _as_in_training("device", group=_POLICY, shown="the checkpoint's where it is there, else cpu")
-    dtype: str | None = _as_in_training("dtype", group=_POLICY, shown="the checkpoint's")
-    compile_model: bool | None = _as_in_training("compile_model", group=_POLICY)
-    compile_mode: str | None = _as_in_training("compile_mode", group=_POLICY)
-    n_action_steps: int | None = _as_in_training("n_action_steps", group=_POLICY, shown="the checkpoint's")
-    chunk_size: int | None = _as_in_training("chunk_size", group=_POLICY, shown="the checkpoint's")
-    temperature: float | None = _as_in_training("temperature", group=_POLICY, shown="the checkpoint's")
-    constrained: bool | None = _as_in_training("constrained", group=_POLICY)
-    validate_action_token_prefix: bool | None = _as_in_training("validate_action_token_prefix", group=_POLICY)
-    max_decoding_steps: int | None = _as_in_training("max_decoding_steps", group=_POLICY, shown="the checkpoint's")
-    use_kv_cache: bool | None = _as_in_training("use_kv_cache", group=_POLICY)
-    position_gap: int | None = _as_in_training("position_gap", group=_POLICY, shown="the checkpoint's")
-    tokenizer_max_length: int | None = _as_in_training("tokenizer_max_length", group=_POLICY, shown="the checkpoint's")
+    device: str | None = _as_in_training("device", shown="the checkpoint's where it is there, else cpu")
+    dtype: str | None = _as_in_training("dtype")
+    compile_model: bool | None = _as_in_training("compile_model")
+    compile_mode: str | None = _as_in_training("compile_mode")
+    n_action_steps: int | None = _as_in_training("n_action_steps")
+    chunk_size: int | None = _as_in_training("chunk_size")
+    temperature: float | None = _as_in_training("temperature")
+    constrained: bool | None = _as_in_training("constrained")
+    validate_action_token_prefix: bool | None = _as_in_training("validate_action_token_prefix")
+    max_decoding_steps: int | None = _as_in_training("max_decoding_steps")
+    use_kv_cache: bool | None = _as_in_training("use_kv_cache")
+    position_gap: int | None = _as_in_training("position_gap")
+    tokenizer_max_length: int | None = _as_in_training("tokenizer_max_length")
     max_action_tokens: int | None = option(
         None,
         group=_POLICY,
         help="Budget of training targets; --policy.max_decoding_steps bounds what is generated.",
     )
-    prompt_format: str | None = _as_in_training("prompt_format", group=_POLICY, shown="the checkpoint's")
-    state_clip: bool | None = _as_in_training("state_clip", group=_POLICY, shown="the checkpoint's")
-    empty_cameras: int | None = _as_in_training("empty_cameras", group=_POLICY, shown="the checkpoint's")
-    attend_missing_cameras: bool | None = _as_in_training("attend_missing_cameras", group=_POLICY)
-    antialias_images: bool | None = _as_in_training("antialias_images", group=_POLICY)
-    count_padding_in_positions: bool | None = _as_in_training("count_padding_in_positions", group=_POLICY)
-    text_tokenizer_name: str | None = _as_in_training("text_tokenizer_name", group=_POLICY, shown="the checkpoint's")
-    action_tokenizer_name: str | None = _as_in_training(
-        "action_tokenizer_name", group=_POLICY, shown="the checkpoint's"
-    )
-    use_amp: bool | None = _as_in_training("use_amp", group=_POLICY)
+    prompt_format: str | None = _as_in_training("prompt_format")
+    state_clip: bool | None = _as_in_training("state_clip")
+    empty_cameras: int | None = _as_in_training("empty_cameras")
+    attend_missing_cameras: bool | None = _as_in_training("attend_missing_cameras")
+    antialias_images: bool | None = _as_in_training("antialias_images")
+    count_padding_in_positions: bool | None = _as_in_training("count_padding_in_positions")
+    text_tokenizer_name: str | None = _as_in_training("text_tokenizer_name")
+    action_tokenizer_name: str | None = _as_in_training("action_tokenizer_name")
+    use_amp: bool | None = _as_in_training("use_amp")
     gradient_checkpointing: bool | None = option(None, group=_POLICY, help="Only false: nothing is trained here.")
 
     def overrides(self) -> dict[str, Any]:
