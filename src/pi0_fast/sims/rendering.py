@@ -6,6 +6,7 @@ renderer opens OpenGL at its first picture, so that physics alone needs none. Le
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -48,15 +49,15 @@ def _works(backend: str) -> str | None:
 def choose_backend() -> str | None:
     """How MuJoCo renders here: what MUJOCO_GL says, else EGL where it works, else OSMesa; sets MUJOCO_GL so.
 
-    Nothing is chosen where MUJOCO_GL is set, where MuJoCo is imported already, or where the system brings its own
-    (macOS, Windows). Where neither works MUJOCO_GL stays unset, and the first picture fails with the remedy.
+    Nothing is chosen where MUJOCO_GL is set, where MuJoCo is missing or imported already, or where the system
+    brings its own (macOS, Windows). Where neither works MUJOCO_GL stays unset, and the first picture fails with the remedy.
 
     Returns:
         The backend's name, or None for MuJoCo's own choice.
     """
     if os.environ.get(BACKEND):
         return os.environ[BACKEND]
-    if sys.platform != "linux" or "mujoco" in sys.modules:
+    if sys.platform != "linux" or "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
         return None
     for backend in APT_PACKAGES:
         if _works(backend) is None:
