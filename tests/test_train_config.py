@@ -82,6 +82,7 @@ FROZEN: dict[str, Any] = {
     "dataset.repo_id": dataclasses.MISSING,
     "dataset.root": None,
     "dataset.revision": None,
+    "dataset.weights": None,
     "dataset.episodes": None,
     "dataset.val_fraction": 0.0,
     "dataset.cameras": None,
@@ -191,7 +192,7 @@ def test_lists_maps_and_groups() -> None:
         ]
     )
     assert config.dataset.episodes == [3, 1]
-    assert config.renames == {"observation.images.a": "observation.images.b"}
+    assert config.members[0].renames == {"observation.images.a": "observation.images.b"}
     assert config.policy.settings() == {
         "optimizer_betas": (0.8, 0.9),
         "normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "QUANTILES"},
@@ -203,7 +204,7 @@ def test_lists_maps_and_groups() -> None:
 
 def test_columns_of_other_names_are_renamed() -> None:
     config = read([*MINIMAL, "--dataset.state_key=state", "--dataset.action_key=actions"])
-    assert config.renames == {"state": "observation.state", "actions": "action"}
+    assert config.members[0].renames == {"state": "observation.state", "actions": "action"}
 
 
 def test_the_directory_depends_on_the_time() -> None:

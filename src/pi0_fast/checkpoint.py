@@ -7,6 +7,8 @@
       policy_preprocessor.json  policy_postprocessor.json  and the statistics that they name
       tokenizers/action/             the FAST tokenizer
       tokenizers/text/               the text tokenizer's files
+      robots/NAME/                   of a policy that was trained on several datasets: all of the above but the weights,
+                                     for each dataset but the first, which the rest is of
 
 Directories of LeRobot, which have no pi0_fast.json and need not hold their tokenizers, are read too. A directory is
 written beside its place and put there when it is whole. What is not here: the single files (policy_config.py,
@@ -71,7 +73,9 @@ TOKENIZERS = "tokenizers"
 #: Where a checkpoint keeps its tokenizers.
 LOCAL = {"action_tokenizer": f"{TOKENIZERS}/action", "text_tokenizer": f"{TOKENIZERS}/text"}
 #: What a hub repository is asked for: a checkpoint's files, its tokenizers included.
-HUB_FILES = ("*.json", "*.safetensors", "*.model", f"{TOKENIZERS}/**")
+HUB_FILES = ("*.json", "*.safetensors", "*.model", f"{TOKENIZERS}/**", "robots/**")
+#: Where a checkpoint keeps what it has for each further dataset, and what pi0_fast.json calls the names of them all.
+ROBOTS = "robots"
 #: Files that only a policy's repository has.
 SIGNATURE_FILES = (PREPROCESSOR_FILE, POSTPROCESSOR_FILE, OWN_FILE)
 #: Files that a checkpoint replaces, or removes where it does not have them.
@@ -239,15 +243,21 @@ def _read_once(
     statistics: Mapping[str, FeatureStatistics] | None = None,
     text_tokenizer: TextTokenizer | None = None,
     action_tokenizer: FastTokenizer | None = None,
+    robot: str | None = None,
+    model: PaliGemma | None = None,
     **hub: Any,
 ) -> Checkpoint:
     """The files as they are found; see `PI0FastPolicy.from_pretrained` for the arguments.
 
-    `device` says, of the configuration, where the weights go; `hub` is token, cache_dir and local_files_only.
+    `device` says, of the configuration, where the weights go; `hub` is token, cache_dir and local_files_only. A `model`
+    that is given is the checkpoint's, loaded already.
 
     Raises:
         PolicyError: a file is missing, damaged, contradicts another, or does not belong to the weights.
     """
+    weights_folder, prefix = folder, ""
+    if robot is not None:
+        folder, prefix = _robot_folder(folder, robot)
     stored = read_config(folder)
     details = read_details(folder)
     processors = read_processors(folder, stored, statistics=statistics)
@@ -268,11 +278,34 @@ def _read_once(
         architecture = Architecture.from_json(details["architecture"])
     if architecture is None:
         architecture = Architecture.variant(config.paligemma_variant)
-    model = weights.load(folder, architecture, DTYPES[config.dtype], device(config), strict)
+    if model is None:
+        model = weights.load(weights_folder, architecture, DTYPES[config.dtype], device(config), strict)
     result = Checkpoint(config, model, processors, text_tokenizer, action_tokenizer)
     given["normalization"] = statistics is not None
-    check_fingerprints(folder, {name: value for name, value in result.fingerprints().items() if not given[name]})
+    found = {prefix + name: value for name, value in result.fingerprints().items() if not given[name]}
+    if (weights_folder / weights.SINGLE_FILE).is_file() or (weights_folder / weights.INDEX_FILE).is_file():
+        check_fingerprints(weights_folder, found)  # adapters alone, to whose base a given model was made, say nothing
     return result
+
+
+def robots(folder: Path) -> list[str]:
+    """Names of the datasets that a policy was trained on, the first one first; empty where there was only one."""
+    names = read_details(folder).get(ROBOTS, [])
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise PolicyError(f"{folder / OWN_FILE}: {ROBOTS!r} must be a list of names, not {names!r}")
+    return names
+
+
+def _robot_folder(folder: Path, name: str) -> tuple[Path, str]:
+    """Where the parts of a dataset lie, and what stands before the names of their fingerprints."""
+    there = robots(folder)
+    name = name if name in there else name.replace("/", "_")
+    if name not in there:
+        known = f"it has {', '.join(there)}" if there else "it was trained on one dataset: leave robot out"
+        raise PolicyError(f"{folder} has no robot {name!r}; {known}")
+    if name == there[0]:
+        return folder, ""
+    return _copy(folder, f"{ROBOTS}/{name}"), f"{name}/"
 
 
 def with_tokenizers(
@@ -369,7 +402,8 @@ def check_fingerprints(folder: Path, found: Mapping[str, str]) -> None:
     for name, fingerprint in found.items():
         wanted = recorded.get(_FINGERPRINT + name)
         if wanted is not None and wanted != fingerprint:
-            what = LOCAL.get(name, PREPROCESSOR_FILE)
+            robot, _, kind = name.rpartition("/")
+            what = f"{f'{ROBOTS}/{robot}/' if robot else ''}{LOCAL.get(kind, PREPROCESSOR_FILE)}"
             raise PolicyError(
                 f"{folder}: the {name.replace('_', ' ')} has the fingerprint {fingerprint}, but the weights were "
                 f"trained with {wanted}: {what} comes from another checkpoint. Restore it; to go on with another one "
@@ -399,23 +433,53 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, *, max_shard_bytes: i
         raise
 
 
-def write_files(folder: Path, checkpoint: Checkpoint, *, max_shard_bytes: int | None = None) -> None:
-    """Write the files into an existing directory, one after the other."""
+def write_files(
+    folder: Path,
+    checkpoint: Checkpoint,
+    *,
+    max_shard_bytes: int | None = None,
+    others: Mapping[str, Checkpoint] | None = None,
+    name: str = "",
+) -> None:
+    """Write the files into an existing directory, one after the other.
+
+    Args:
+        folder: exists.
+        checkpoint: all of it.
+        max_shard_bytes: see `model.weights.save`.
+        others: of further datasets, by their names, with the same model.
+        name: of the first dataset, where there are others.
+    """
+    header = {_FINGERPRINT + kind: value for kind, value in checkpoint.fingerprints().items()}
+    for other, parts in (others or {}).items():
+        header |= {f"{_FINGERPRINT}{other}/{kind}": value for kind, value in parts.fingerprints().items()}
+    write_robots(folder, others or {})
+    write_parts(folder, checkpoint, {ROBOTS: [name, *others]} if others else {})
+    weights.save(checkpoint.model, folder, header, max_shard_bytes=max_shard_bytes)
+
+
+def write_robots(folder: Path, others: Mapping[str, Checkpoint]) -> None:
+    """Write what belongs to each further dataset, without the weights."""
+    for name, parts in others.items():
+        (folder / ROBOTS / name).mkdir(parents=True)
+        write_parts(folder / ROBOTS / name, parts)
+
+
+def write_parts(folder: Path, checkpoint: Checkpoint, details: Mapping[str, Any] | None = None) -> None:
+    """Write all but the weights; `details` are for pi0_fast.json."""
     config = checkpoint.config
-    details: dict[str, Any] = {"architecture": checkpoint.model.architecture.to_json(), **LOCAL}
+    details = {"architecture": checkpoint.model.architecture.to_json(), **LOCAL, **(details or {})}
     if config.text_tokenizer_name == BUILT_IN:
         config = replace(config, text_tokenizer_name=LOCAL["text_tokenizer"])
     checkpoint.text_tokenizer.save(folder / LOCAL["text_tokenizer"])
     checkpoint.action_tokenizer.save_pretrained(folder / LOCAL["action_tokenizer"])
     write_config(folder, config, details)
     write_processors(folder, config, checkpoint.processors)
-    header = {_FINGERPRINT + name: value for name, value in checkpoint.fingerprints().items()}
-    weights.save(checkpoint.model, folder, header, max_shard_bytes=max_shard_bytes)
 
 
 def _is_own(entry: Path, name: str) -> bool:  # noqa: ARG001 (one signature)
     """Whether this entry belongs to the checkpoint that is replaced, and goes with it."""
-    return name in (*LOCAL.values(), *OWN_FILES) or _OWN_TENSORS.fullmatch(name) is not None
+    return name in (*LOCAL.values(), *OWN_FILES, ROBOTS) or _OWN_TENSORS.fullmatch(name) is not None
 
 
 _bring_along = partial(bring_along, is_own=_is_own)

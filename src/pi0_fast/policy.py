@@ -216,6 +216,7 @@ class PI0FastPolicy(nn.Module):
         statistics: Mapping[str, FeatureStatistics] | None = None,
         text_tokenizer: TextTokenizer | None = None,
         action_tokenizer: FastTokenizer | None = None,
+        robot: str | None = None,
     ) -> PI0FastPolicy:
         """Load a checkpoint that this class or LeRobot wrote, from a directory or from the Hugging Face hub.
 
@@ -233,6 +234,8 @@ class PI0FastPolicy(nn.Module):
             rename_map: in place of the checkpoint's; a batch's name of an input -> the policy's.
             statistics: in place of the checkpoint's, for training on other data.
             text_tokenizer, action_tokenizer: in place of the checkpoint's, for training with others.
+            robot: of a policy that was trained on several datasets, the one whose names, units and action tokens are
+                wanted; None for the first.
 
         Returns:
             The policy in evaluation mode.
@@ -260,6 +263,7 @@ class PI0FastPolicy(nn.Module):
             statistics=statistics,
             text_tokenizer=text_tokenizer,
             action_tokenizer=action_tokenizer,
+            robot=robot,
             **hub,
         )
         config, processors = checkpoint.config, checkpoint.processors

@@ -67,25 +67,65 @@ class ImageTransformsConfig:
                 raise UsageError(f"--{name} has no effect without --dataset.image_transforms.enable=true")
 
 
+@dataclass(frozen=True)
+class Member:
+    """One of the datasets that are trained on, as `DatasetConfig` describes it.
+
+    Attributes:
+        name: of its directory in checkpoints; no other member has it.
+        weight: as given, or None.
+        rename_map: as given for it; of a map that is given for all datasets, those columns count that it has.
+        rename_is_shared: whether the map was given for all.
+    """
+
+    name: str
+    repo_id: str
+    root: str | None
+    revision: str | None
+    episodes: list[int] | None
+    cameras: list[str] | None
+    state_key: str
+    action_key: str
+    weight: float | None
+    rename_map: dict[str, str] | None
+    rename_is_shared: bool
+
+    @property
+    def renames(self) -> dict[str, str]:
+        """The dataset's names -> the policy's, state and action columns included."""
+        own = {self.state_key: "observation.state", self.action_key: "action"}
+        return {key: name for key, name in own.items() if key != name} | (self.rename_map or {})
+
+
 @dataclass
 class DatasetConfig:
-    """The dataset that is trained on."""
+    """The dataset that is trained on, or several: then flags take one value for all, or a list with one for each."""
 
-    repo_id: str = option(
+    repo_id: str | list[str] = option(  # noqa: RUF009 - a field
         group=_DATA,
-        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/libero; with --dataset.root a label.",
+        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/libero; with --dataset.root a label. A JSON "
+        "list of them trains on a mixture.",
     )
-    root: str | None = option(
+    root: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_DATA,
-        help="Local directory of the dataset; the network is then never touched for it.",
+        help="Local directory of the dataset; the network is then never touched for it. Of several datasets a list.",
         shown="~/.cache/huggingface/lerobot/{repo_id} where it exists, else the Hub",
     )
-    revision: str | None = option(
+    revision: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None, group=_DATA, help="Branch, tag or commit of the dataset on the Hub.", shown="the main branch"
     )
-    episodes: list[int] | None = option(  # noqa: RUF009 - a field, and its default is None
-        None, group=_DATA, help="Indices of the episodes to use, such as '[0, 1, 2]'.", shown="all"
+    weights: list[float] | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_DATA,
+        help="How often each of several datasets is drawn from, in any unit, such as '[0.7, 0.3]'.",
+        shown="in proportion to their frames",
+    )
+    episodes: list[int] | list[list[int] | None] | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_DATA,
+        help="Indices of the episodes to use, such as '[0, 1, 2]'; of several datasets '[[0, 1], null]' (null: all).",
+        shown="all",
     )
     val_fraction: float = option(
         0.0,
@@ -94,14 +134,18 @@ class DatasetConfig:
         "are two. With 0, --eval_freq measures on training frames.",
         aliases=("eval_split",),
     )
-    cameras: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
+    cameras: list[str] | list[list[str]] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_DATA,
         help="Image columns to use, by their names in the dataset.",
         shown="those that the policy knows; all for a new policy",
     )
-    state_key: str = option("observation.state", group=_DATA, help="Column of the dataset that holds the state.")
-    action_key: str = option("action", group=_DATA, help="Column of the dataset that holds the actions.")
+    state_key: str | list[str] = option(  # noqa: RUF009 - a field, and its default is a text
+        "observation.state", group=_DATA, help="Column of the dataset that holds the state."
+    )
+    action_key: str | list[str] = option(  # noqa: RUF009 - a field, and its default is a text
+        "action", group=_DATA, help="Column of the dataset that holds the actions."
+    )
     whole_chunks: bool = option(
         False,
         group=_DATA,
@@ -120,23 +164,102 @@ class DatasetConfig:
 
     def validate(self) -> None:
         """Refuse what no dataset could make right; see `TrainConfig.validate`."""
-        for name in ("repo_id", "state_key", "action_key"):
-            check_text(f"dataset.{name}", getattr(self, name))
-        for name in ("root", "revision", "cache_dir"):
-            if getattr(self, name) is not None:
-                check_text(f"dataset.{name}", getattr(self, name))
-        if self.root is not None and self.revision is not None:
-            raise UsageError("--dataset.revision has no effect with --dataset.root, which never touches the network")
+        if self.cache_dir is not None:
+            check_text("dataset.cache_dir", self.cache_dir)
         if not 0 <= check_number("dataset.val_fraction", self.val_fraction) < 1:
             raise UsageError(f"--dataset.val_fraction must be at least 0 and below 1, not {self.val_fraction}")
-        if self.episodes is not None:
-            _distinct("dataset.episodes", self.episodes)
-            for index in self.episodes:
-                check_whole("dataset.episodes", index, 0)
-        if self.cameras is not None:
-            _distinct("dataset.cameras", self.cameras)
+        for member in self.members(None):
+            _validate_member(member)
+        if self.weights is not None:
+            if not isinstance(self.repo_id, list):
+                raise UsageError("--dataset.weights has no effect with one dataset: give --dataset.repo_id as a list")
+            for weight in self.weights:
+                if check_number("dataset.weights", weight) <= 0:
+                    raise UsageError(f"--dataset.weights must be above 0, not {weight}; leave that dataset out")
         check_choice("dataset.video_backend", self.video_backend, ("pyav",))
         self.image_transforms.validate()
+
+    def members(self, rename_map: dict[str, str] | list[dict[str, str]] | None) -> list[Member]:
+        """Each dataset by itself; `rename_map` is the one of `TrainConfig`.
+
+        Raises:
+            UsageError: a flag is a list of another length than `repo_id`, or is one text where each needs its own.
+        """
+        several = isinstance(self.repo_id, list)
+        ids = self.repo_id if isinstance(self.repo_id, list) else [self.repo_id]
+        if not ids:
+            raise UsageError("--dataset.repo_id is an empty list")
+        for name in ("root", "episodes"):
+            value = getattr(self, name)
+            if several and value is not None and (isinstance(value, str) or not _is_nested(name, value)):
+                example = '["data/one", "data/two"]' if name == "root" else "[[0, 1], null]"
+                raise UsageError(f"--dataset.{name} must be a list with one for each dataset, such as '{example}'")
+        values = {
+            name: _one_each(f"dataset.{name}", getattr(self, name), len(ids), several, _is_nested(name, given))
+            for name, given in ((name, getattr(self, name)) for name in _OF_EACH)
+        }
+        weights = _one_each("dataset.weights", self.weights, len(ids), True, self.weights is not None)
+        renames = _one_each("rename_map", rename_map, len(ids), several, isinstance(rename_map, list))
+        shared = several and not isinstance(rename_map, list)
+        names = _folder_names(ids)
+        return [
+            Member(
+                name=names[number],
+                repo_id=repo_id,
+                **{name: value[number] for name, value in values.items()},
+                weight=weights[number],
+                rename_map=renames[number],
+                rename_is_shared=shared,
+            )
+            for number, repo_id in enumerate(ids)
+        ]
+
+
+#: Flags of `DatasetConfig` that each of several datasets may have its own value of.
+_OF_EACH = ("root", "revision", "episodes", "cameras", "state_key", "action_key")
+
+
+def _is_nested(name: str, value: Any) -> bool:
+    """Whether a value is a list with one for each dataset, and not one value (which may be a list too) for all."""
+    if not isinstance(value, list):
+        return False
+    return name not in ("episodes", "cameras") or any(item is None or isinstance(item, list) for item in value)
+
+
+def _one_each(flag: str, value: Any, count: int, several: bool, nested: bool) -> list[Any]:
+    if not nested:
+        return [value] * count
+    if not several:
+        raise UsageError(f"--{flag} is a list for several datasets, but --dataset.repo_id names one")
+    if len(value) != count:
+        raise UsageError(f"--{flag} has {len(value)} entries for the {count} datasets of --dataset.repo_id")
+    return list(value)
+
+
+def _folder_names(ids: Sequence[str]) -> list[str]:
+    """A name of a directory for each dataset: its id with _ for /, and a number behind it where that is taken."""
+    names: list[str] = []
+    for repo_id in ids:
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(repo_id)).lstrip(".") or "dataset"
+        tries = [name, *(f"{name}-{number}" for number in range(2, len(ids) + 2))]
+        names.append(next(each for each in tries if each not in names))
+    return names
+
+
+def _validate_member(member: Member) -> None:
+    for name in ("repo_id", "state_key", "action_key"):
+        check_text(f"dataset.{name}", getattr(member, name))
+    for name in ("root", "revision"):
+        if getattr(member, name) is not None:
+            check_text(f"dataset.{name}", getattr(member, name))
+    if member.root is not None and member.revision is not None:
+        raise UsageError("--dataset.revision has no effect with --dataset.root, which never touches the network")
+    if member.episodes is not None:
+        _distinct("dataset.episodes", member.episodes)
+        for index in member.episodes:
+            check_whole("dataset.episodes", index, 0)
+    if member.cameras is not None:
+        _distinct("dataset.cameras", member.cameras)
 
 
 @dataclass
@@ -519,8 +642,11 @@ class TrainConfig:
         help="Patterns (* and ?) of the names of weights not to train, such as '[\"*embed_tokens*\"]'.",
         shown="all are trained",
     )
-    rename_map: dict[str, str] | None = option(  # noqa: RUF009 - a field, and its default is None
-        None, group=_DATA, help="Names in the dataset to the policy's names, as JSON.", shown="none"
+    rename_map: dict[str, str] | list[dict[str, str]] | None = option(  # noqa: RUF009 - a field; its default is None
+        None,
+        group=_DATA,
+        help="Names in the dataset to the policy's names, as JSON; of several datasets one for all, or a list.",
+        shown="none",
     )
 
     log_freq: int = option(200, group=_MEASURING, help="Steps between lines of metrics; 0: none.")
@@ -555,10 +681,9 @@ class TrainConfig:
         return expanded("output_dir", self.output_dir)
 
     @property
-    def renames(self) -> dict[str, str]:
-        """The dataset's names -> the policy's, state and action columns included."""
-        own = {self.dataset.state_key: "observation.state", self.dataset.action_key: "action"}
-        return {key: name for key, name in own.items() if key != name} | (self.rename_map or {})
+    def members(self) -> list[Member]:
+        """The datasets, one or several."""
+        return self.dataset.members(self.rename_map)
 
     def resolved(self, now: datetime | None = None) -> TrainConfig:
         """The same with a name and a directory, which depend on the time where none is given."""
@@ -611,9 +736,10 @@ class TrainConfig:
             raise UsageError("--peft needs a checkpoint to adapt: --policy.path or --policy.pretrained_path")
         if self.peft is not None and self.ema_decay is not None:
             raise UsageError("--ema_decay is not offered together with --peft")
-        for source, target in self.renames.items():
-            check_text("rename_map", source)
-            check_text("rename_map", target)
+        for member in self.members:
+            for source, target in member.renames.items():
+                check_text("rename_map", source)
+                check_text("rename_map", target)
         if self.resume and self.checkpoint is None and self.output_dir is None:
             raise UsageError(
                 "--resume needs --output_dir of the run, or --config_path of a checkpoint's train_config.json"

@@ -19,7 +19,7 @@ from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.dataset_chunks import vector_feature, vector_values
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY, PI0FastConfig, PolicyFeature
 from pi0_fast.processors import RelativeActions
-from pi0_fast.train_config import TrainConfig
+from pi0_fast.train_config import Member
 from pi0_fast.types import DatasetError, Feature, UsageError
 
 _EMPTY_CAMERA = "observation.images.empty_camera_"
@@ -67,13 +67,13 @@ class Columns:
 
 
 def choose_columns(
-    reader: LeRobotReader, config: TrainConfig, stored: PI0FastConfig | None, stored_renames: dict[str, str]
+    reader: LeRobotReader, member: Member, stored: PI0FastConfig | None, stored_renames: dict[str, str]
 ) -> Columns:
     """Match the dataset's columns with what a policy looks at.
 
     Args:
         reader: the dataset.
-        config: names columns and renames.
+        member: names columns and renames.
         stored: of the checkpoint whose cameras count; None, or one without cameras: all of the dataset's are used.
         stored_renames: the checkpoint's rename map, used where the command names none.
 
@@ -81,28 +81,28 @@ def choose_columns(
         DatasetError: no such column.
         UsageError: cameras of the dataset and of the policy have different names, or a rename of nothing.
     """
-    given = config.renames
-    for source in config.rename_map or {}:
+    given = member.renames
+    for source in member.rename_map or {}:
         reader.feature(source)
-    kept = {} if config.rename_map is not None else {k: v for k, v in stored_renames.items() if k in reader.features}
+    kept = {} if member.rename_map is not None else {k: v for k, v in stored_renames.items() if k in reader.features}
     renames = {**kept, **given}
-    wanted = tuple(config.dataset.cameras or reader.camera_keys)
+    wanted = tuple(member.cameras or reader.camera_keys)
     for key in wanted:
         if key not in reader.camera_keys:
             there = ", ".join(reader.camera_keys) or "none"
             raise UsageError(f"--dataset.cameras: {key!r} is no image column of {reader.repo_id}; there are: {there}")
-    state = vector_feature(reader, config.dataset.state_key)
-    action = vector_feature(reader, config.dataset.action_key)
+    state = vector_feature(reader, member.state_key)
+    action = vector_feature(reader, member.action_key)
     expected = [] if stored is None else [key for key in stored.image_keys if not key.startswith(_EMPTY_CAMERA)]
     if expected:
-        used, unused, missing = _match(wanted, expected, renames, explicit=config.dataset.cameras is not None)
+        used, unused, missing = _match(wanted, expected, renames, explicit=member.cameras is not None)
     else:
         used, unused, missing = wanted, tuple(key for key in reader.camera_keys if key not in wanted), ()
     targets = [renames.get(key, key) for key in (*used, state.key, action.key)]
     twice = next((name for name in targets if targets.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"--rename_map: more than one column becomes {twice!r}")
-    idle = [key for key in config.rename_map or {} if key not in (*used, state.key, action.key)]
+    idle = [key for key in member.rename_map or {} if key not in (*used, state.key, action.key)]
     if idle:
         raise UsageError(
             f"--rename_map: {idle[0]!r} -> {renames[idle[0]]!r} has no effect: the policy looks at "

@@ -27,11 +27,15 @@ from pi0_fast.cached_fitting import fit_fast_tokenizer
 from pi0_fast.checkpoint import (
     DTYPES,
     LOCAL,
+    ROBOTS,
     check_fingerprints,
     find_checkpoint,
     normalization_fingerprint,
+    read_checkpoint,
+    robots,
     with_tokenizers,
     write_files,
+    write_robots,
 )
 from pi0_fast.data.reader import LeRobotReader, open_dataset
 from pi0_fast.display import say
@@ -46,14 +50,19 @@ from pi0_fast.policy_config import (
     ACTION_KEY,
     STATE_KEY,
     PI0FastConfig,
+    PolicyFeature,
     read_config,
     read_details,
 )
 from pi0_fast.processors import FeatureStatistics, PolicyProcessors, read_processors
-from pi0_fast.train_config import CHECKPOINTS, PRETRAINED_MODEL, TrainConfig
+from pi0_fast.text_tokenizer import TextTokenizer
+from pi0_fast.train_config import CHECKPOINTS, PRETRAINED_MODEL, Member, TrainConfig
 from pi0_fast.training import lora
 from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics
 from pi0_fast.training.frames import FrameDataset
+from pi0_fast.training.loader import TrainBatches, train_batches
+from pi0_fast.training.mixture import MixedFrames, MixedPreparation
+from pi0_fast.training.sampler import BatchSampler, MixtureSampler
 from pi0_fast.training.states import newest_checkpoint
 from pi0_fast.training.transforms import ImageTransforms
 from pi0_fast.types import DatasetError, PolicyError, UsageError
@@ -87,10 +96,11 @@ class Decision:
 
 @dataclass
 class Run:
-    """A training run that is ready for its first step.
+    """A training run that is ready for its first step. Of a mixture: what belongs to its first dataset, and `others`.
 
     Attributes:
         config: the command's.
+        member: what the command says of this dataset.
         policy: on its device, in training mode; only parameters that are trained require gradients.
         train_frames: the frames to train on.
         validation_frames: those of the held-out episodes; None where nothing is held out.
@@ -99,9 +109,11 @@ class Run:
         statistics: of the training frames, by the policy's names; empty on `--resume`, where the checkpoint's hold.
         stored_statistics: those of the checkpoint that training began with, or None.
         decisions: what was decided, for the report.
+        others: of a mixture, the same for each further dataset; the model is the same one.
     """
 
     config: TrainConfig
+    member: Member
     policy: PI0FastPolicy
     train_frames: FrameDataset
     validation_frames: FrameDataset | None
@@ -110,25 +122,67 @@ class Run:
     statistics: dict[str, Statistics] = field(default_factory=dict)
     stored_statistics: dict[str, dict[str, Any]] | None = None
     decisions: list[Decision] = field(default_factory=list)
+    others: list[Run] = field(default_factory=list)
+
+    @property
+    def datasets(self) -> list[Run]:
+        """This, and the others."""
+        return [self, *self.others]
+
+    def sampler(self, batch_size: int, first_step: int = 0) -> BatchSampler:
+        """Which frames each batch has."""
+        seed = self.config.seed
+        if not self.others:
+            return BatchSampler(len(self.train_frames), batch_size, seed, first_step)
+        counts = [len(run.train_frames) for run in self.datasets]
+        weights = [run.member.weight for run in self.datasets]
+        given = counts if None in weights else weights
+        return MixtureSampler(counts, given, batch_size, seed, first_step)
+
+    def batches(self, first_step: int, stop_step: int, *, share: tuple[int, int] = (0, 1)) -> TrainBatches:
+        """Prepared batches from a step on; with `share` (i, n), part i of batches that are n times as large."""
+        config = self.config
+        parts = self.datasets
+        return train_batches(
+            MixedFrames([run.train_frames for run in parts]) if self.others else self.train_frames,
+            MixedPreparation([run.policy.preparation for run in parts]) if self.others else self.policy.preparation,
+            self.sampler(config.batch_size * share[1], first_step),
+            config.num_workers,
+            prefetch=config.prefetch_factor,
+            stop_step=stop_step,
+            share=share,
+        )
+
+    def conditions(self) -> dict[str, Any]:
+        """What the batches depend on, beyond seed and step."""
+        frames = {run.member.name: len(run.train_frames) for run in self.datasets}
+        if not self.others:
+            return {"training frames": len(self.train_frames)}
+        sampler = self.sampler(1)
+        assert isinstance(sampler, MixtureSampler)
+        return {"training frames": frames, "parts of the datasets": list(sampler.parts)}
 
     @cached_property
     def data_digest(self) -> str:
         """A hash of the states and actions of all episodes, by which a resumed run knows its data again."""
         keys = dict.fromkeys((self.columns.state.key, self.columns.action.key))
-        return self.reader.content_digest(tuple(keys))
+        own = self.reader.content_digest(tuple(keys))
+        return "-".join([own, *(run.data_digest for run in self.others)])
 
     def save_model(self, directory: Path) -> None:
         """Write the policy's files, as a checkpoint's pretrained_model holds them, into an existing directory."""
         peft, policy = self.config.peft, self.policy
+        others = {run.member.name: run.policy.checkpoint() for run in self.others}
         if peft is None:
-            write_files(directory, policy.checkpoint())
+            write_files(directory, policy.checkpoint(), others=others, name=self.member.name)
             return
         base = str(self.config.policy.path or self.config.policy.pretrained_path)
         if peft.merge:
-            write_files(directory, lora.merged_checkpoint(policy))
+            write_files(directory, lora.merged_checkpoint(policy), others=others, name=self.member.name)
             lora.write_adapters(directory, policy, peft, base)  # for going on
         else:
             lora.write_adapter_checkpoint(directory, policy, peft, base)
+            write_robots(directory, others)
 
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
@@ -163,35 +217,55 @@ def set_up(config: TrainConfig) -> Run:
     decisions.append(Decision("device", str(device), "asked for" if config.policy.device else _absent(device)))
     if config.cudnn_deterministic:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-    options = config.dataset
-    reader = open_dataset(options.repo_id, root=options.root, revision=options.revision)
-    training, held_out = _episodes(config, reader)
     start = _Start.of(config)
-    columns = choose_columns(reader, config, start.config if start.keeps_cameras else None, start.renames)
-    policy_config = _policy_config(config, start, columns, reader, device, decisions)
+    first, *others = _open_datasets(config, start)
+    policy_config = _policy_config(config, start, first, device, decisions)
+    if others and config.policy.statistics == "checkpoint":
+        raise UsageError("--policy.statistics=checkpoint: a checkpoint has those of one dataset, and there are several")
+    run = _run(config, first, policy_config, start, device, decisions, None)
+    for data in others:
+        run.others.append(_run(config, data, _config_of(data, policy_config), start, device, [], run))
+    if config.peft is not None and not config.resume:
+        lora.add_adapters(run.policy.model, config.peft, config.seed)
+    for each in run.datasets:
+        each.policy.train()
+    _freeze(run)
+    for each in run.datasets:
+        prefix = f"{each.member.name}: " if others else ""
+        for decision in each.decisions:
+            say(f"{prefix}{decision.what}: {decision.value} ({decision.why})")
+    return run
+
+
+def _run(
+    config: TrainConfig,
+    data: _Data,
+    policy_config: PI0FastConfig,
+    start: _Start,
+    device: torch.device,
+    decisions: list[Decision],
+    first: Run | None,
+) -> Run:
+    """One dataset with its policy; the model is the first one's, where there is one."""
+    reader, columns = data.reader, data.columns
     _fetch_videos(reader, columns)
-    frames = _frames(config, reader, columns, policy_config.chunk_size, training, transformed=True)
-    held = _frames(config, reader, columns, policy_config.chunk_size, held_out) if held_out else None
+    horizon = policy_config.chunk_size
+    frames = _frames(config, reader, columns, horizon, data.training, transformed=True)
+    held = _frames(config, reader, columns, horizon, data.held_out) if data.held_out else None
     if frames.repeated:
         shown = f"{len(frames)} of {len(frames) + frames.repeated}"
         decisions.append(Decision("frames", shown, "the others repeat an earlier picture, says image_age"))
     if config.resume:
-        policy = _resumed(policy_config, start, device, config)
-        run = Run(config, policy, frames, held, reader, columns, decisions=decisions)
-    else:
-        selection = action_selection(policy_config, columns)
-        statistics = data_statistics(reader, columns, selection, training, policy_config.chunk_size)
-        made = _Making(config, policy_config, start, columns, statistics, reader, device, decisions, training)
-        run = Run(
-            config, made.policy(), frames, held, reader, columns, statistics, start.stored_statistics(), decisions
-        )
-        if config.peft is not None:
-            lora.add_adapters(run.policy.model, config.peft, config.seed)
-    run.policy.train()
-    _freeze(run)
-    for decision in decisions:
-        say(f"{decision.what}: {decision.value} ({decision.why})")
-    return run
+        if first is None:
+            policy = _resumed(policy_config, start, device, config)
+        else:
+            policy = _resumed_robot(policy_config, start, data.member.name, first.policy.model)
+        return Run(config, data.member, policy, frames, held, reader, columns, decisions=decisions)
+    selection = action_selection(policy_config, columns)
+    statistics = data_statistics(reader, columns, selection, data.training, horizon)
+    made = _Making(config, policy_config, start, data, statistics, device, decisions, first)
+    policy, stored = made.policy(), start.stored_statistics() if first is None else None
+    return Run(config, data.member, policy, frames, held, reader, columns, statistics, stored, decisions)
 
 
 def _check_output(path: Path) -> None:
@@ -248,10 +322,71 @@ def _absent(device: torch.device) -> str:
 # --- dataset ------------------------------------------------------------------------------------------------
 
 
-def _episodes(config: TrainConfig, reader: LeRobotReader) -> tuple[tuple[int, ...], tuple[int, ...]]:
+@dataclass(frozen=True)
+class _Data:
+    """A dataset: what the command says of it, its columns, its episodes, and the inputs of a policy made for all."""
+
+    member: Member
+    reader: LeRobotReader
+    columns: Columns
+    training: tuple[int, ...]
+    held_out: tuple[int, ...]
+    inputs: dict[str, PolicyFeature]
+
+
+def _open_datasets(config: TrainConfig, start: _Start) -> list[_Data]:
+    """The datasets. A new policy has the cameras of all of them, and each dataset lacks those of the others."""
+    members = config.members
+    if config.resume and start.folder is not None:
+        saved, named = robots(start.folder), [member.name for member in members]
+        if (saved or named[:1]) != named:
+            raise UsageError(
+                f"--resume: the run has the datasets {', '.join(saved) or 'of one name only'}, the command names "
+                f"{', '.join(named)}"
+            )
+    readers = [open_dataset(member.repo_id, root=member.root, revision=member.revision) for member in members]
+    if members[0].rename_is_shared:
+        members = [_with_own_renames(member, reader, readers) for member, reader in zip(members, readers, strict=True)]
+    stored = start.config if start.keeps_cameras else None
+    columns = [
+        choose_columns(reader, member, stored, start.renames) for member, reader in zip(members, readers, strict=True)
+    ]
+    cameras: dict[str, PolicyFeature] = {}
+    for own, reader in zip(columns, readers, strict=True):
+        for key, feature in own.inputs(reader).items():
+            if feature.type == "VISUAL":
+                cameras.setdefault(key, feature)
+    found = []
+    for member, reader, own in zip(members, readers, columns, strict=True):
+        there = {own.policy_name(key) for key in own.cameras}
+        lacking = tuple(key for key in cameras if key not in there and key not in own.missing_cameras)
+        found.append(
+            _Data(
+                member,
+                reader,
+                replace(own, missing_cameras=(*own.missing_cameras, *lacking)),
+                *_episodes(config, member, reader),
+                {**cameras, STATE_KEY: PolicyFeature("STATE", own.state.shape)},
+            )
+        )
+    return found
+
+
+def _with_own_renames(member: Member, reader: LeRobotReader, readers: list[LeRobotReader]) -> Member:
+    """Of a map that is given for all datasets, what concerns this one; each entry must concern one of them."""
+    given = member.rename_map or {}
+    for source in given:
+        if not any(source in other.features for other in readers):
+            names = ", ".join(other.repo_id for other in readers)
+            raise UsageError(f"--rename_map: none of the datasets {names} has a column {source!r}")
+    kept = {source: target for source, target in given.items() if source in reader.features}
+    return replace(member, rename_map=None if member.rename_map is None else kept)
+
+
+def _episodes(config: TrainConfig, member: Member, reader: LeRobotReader) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Episodes to train on and held-out ones."""
     there = [record.index for record in reader.episodes]
-    asked = there if config.dataset.episodes is None else config.dataset.episodes
+    asked = there if member.episodes is None else member.episodes
     for index in asked:
         if index not in there:
             span = f"{there[0]} to {there[-1]}" if there else "none"
@@ -409,15 +544,14 @@ def _unit_ranges(size: int) -> dict[str, Any]:
 def _policy_config(
     config: TrainConfig,
     start: _Start,
-    columns: Columns,
-    reader: LeRobotReader,
+    data: _Data,
     device: torch.device,
     decisions: list[Decision],
 ) -> PI0FastConfig:
     """The policy's settings: the checkpoint's or the defaults, then the flags, then what the dataset says."""
     options = config.policy
     given = {name: value for name, value in options.settings().items() if not (config.resume and name in _FIXED)}
-    dataset_inputs, outputs = columns.inputs(reader), columns.outputs()
+    columns, dataset_inputs, outputs = data.columns, data.inputs, data.columns.outputs()
     if start.config is None:
         base, inputs = PI0FastConfig(), dataset_inputs
         sizes = start.architecture(options.architecture)
@@ -461,6 +595,20 @@ def _policy_config(
     return settled
 
 
+def _config_of(data: _Data, first: PI0FastConfig) -> PI0FastConfig:
+    """The settings of a mixture's further dataset: the first one's, but for dimensions and their names."""
+    inputs = {key: feature for key, feature in first.input_features.items() if feature.type == "VISUAL"}
+    try:
+        return replace(
+            first,
+            input_features={**inputs, STATE_KEY: data.inputs[STATE_KEY]},
+            output_features=data.columns.outputs(),
+            action_feature_names=data.columns.action_names,
+        )
+    except PolicyError as error:
+        raise UsageError(f"{data.member.name}: {error}") from error
+
+
 def _modes(start: _Start, settled: PI0FastConfig, given: Mapping[str, Any]) -> dict[str, NormalizationMode]:
     """How state and action are normalised: as the checkpoint's were, unless the command says so outright."""
     stored = start.processors_for(settled)
@@ -486,19 +634,25 @@ class _Making:
     config: TrainConfig
     policy_config: PI0FastConfig
     start: _Start
-    columns: Columns
+    data: _Data
     statistics: dict[str, Statistics]
-    reader: LeRobotReader
     device: torch.device
     decisions: list[Decision]
-    episodes: tuple[int, ...]
+    first: Run | None
+
+    @property
+    def columns(self) -> Columns:
+        return self.data.columns
 
     def policy(self) -> PI0FastPolicy:
         """Made of the checkpoint's weights, or of random ones."""
         fitted = self._fitted_tokenizer()
         kept = {} if self.start.folder is None else self._copies()
+        text: TextTokenizer | None = None
+        if self.first is not None:  # whose copy the checkpoint of this dataset will hold too
+            text, kept = self.first.policy.preparation.prompt.text_tokenizer, _without(kept, "text_tokenizer")
         config, text_tokenizer, action_tokenizer = with_tokenizers(
-            self.policy_config, None, fitted, folder=self.start.folder, copies=kept
+            self.policy_config, text, fitted, folder=self.start.folder, copies=kept
         )
         if fitted is None:
             name = self.policy_config.action_tokenizer_name
@@ -510,7 +664,7 @@ class _Making:
             own["action_tokenizer"] = action_tokenizer
         self._check({kind: tokenizer.fingerprint for kind, tokenizer in own.items() if kind in kept})
         processors = self._processors(config, action_tokenizer)
-        model = self._model(config, text_tokenizer.vocab_size)
+        model = self._model(config, text_tokenizer.vocab_size) if self.first is None else self.first.policy.model
         try:
             return PI0FastPolicy(config, model, processors, text_tokenizer, action_tokenizer)
         except PolicyError as error:
@@ -555,17 +709,17 @@ class _Making:
             source="frames",
         )
         path = fit_fast_tokenizer(
-            dataset_repo_id=self.reader.repo_id,
+            dataset_repo_id=self.data.reader.repo_id,
             cache_dir=expanded("policy.fast_tokenizer_cache_dir", options.fast_tokenizer_cache_dir),
             base_tokenizer_name=None,
             n_samples=options.fast_tokenizer_fit_samples,
             chunk_size=config.chunk_size,
-            root=self.reader.root if self.reader.origin == "directory" else None,
-            revision=self.reader.revision if self.reader.origin == "hub" else None,
+            root=self.data.reader.root if self.data.reader.origin == "directory" else None,
+            revision=self.data.reader.revision if self.data.reader.origin == "hub" else None,
             action_key=self.columns.action.key,
             state_key=self.columns.state.key,
             normalizer=normalizer,
-            episodes=self.episodes,
+            episodes=self.data.training,
         )
         self.decisions.append(Decision("action tokenizer", path, "fitted on this dataset"))
         return FastTokenizer.from_pretrained(path)
@@ -622,15 +776,30 @@ class _Making:
         return weights.load(self.start.folder, sizes, dtype, self.device)
 
 
+def _without(copies: Mapping[str, Path], kind: str) -> dict[str, Path]:
+    return {name: path for name, path in copies.items() if name != kind}
+
+
+def _resumed_robot(settled: PI0FastConfig, start: _Start, name: str, model: PaliGemma) -> PI0FastPolicy:
+    """The policy of a further dataset, with the model that was read already."""
+    assert start.folder is not None
+    stored = read_config(start.folder / ROBOTS / name)
+    changed = {item: getattr(settled, item) for item in _changes(settled, stored)}
+    parts = read_checkpoint(start.folder, robot=name, model=model, overrides=changed)
+    return PI0FastPolicy(parts.config, model, parts.processors, parts.text_tokenizer, parts.action_tokenizer)
+
+
+def _changes(settled: PI0FastConfig, stored: PI0FastConfig) -> list[str]:
+    """Settings that differ and may be changed by resuming."""
+    names = [item.name for item in fields(PI0FastConfig) if item.name not in _NOT_CHANGED]
+    return [name for name in names if getattr(settled, name) != getattr(stored, name)]
+
+
 def _resumed(settled: PI0FastConfig, start: _Start, device: torch.device, config: TrainConfig) -> PI0FastPolicy:
     """The policy of the checkpoint; only settings that belong to training may differ from the stored ones."""
     assert start.config is not None
     assert start.folder is not None
-    changed = {
-        item.name: getattr(settled, item.name)
-        for item in fields(PI0FastConfig)
-        if item.name not in _NOT_CHANGED and getattr(settled, item.name) != getattr(start.config, item.name)
-    }
+    changed = {name: getattr(settled, name) for name in _changes(settled, start.config)}
     said = {name: value for name, value in changed.items() if name not in ("device", "push_to_hub")}
     if said:
         say(f"changed since the run began: {json.dumps(said, default=str)}")
