@@ -192,9 +192,9 @@ def test_a_loss_that_is_no_number_ends_the_run_before_it_is_saved(
     assert not (tmp_path / "run" / "checkpoints" / "000004").exists()
 
 
-def test_one_of_several_processes_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_without_a_number_is_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="one of 2 processes"):
+    with pytest.raises(UsageError, match="RANK is not set"):
         run(folder, tmp_path / "run")
 
 

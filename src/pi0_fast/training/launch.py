@@ -1,6 +1,6 @@
 """How a run was started: alone, by torchrun, or by `accelerate launch`, and what that asks of it.
 
-torchrun says in RANK, WORLD_SIZE and LOCAL_RANK which of the processes this is. accelerate starts the same, and says the
+torchrun says in RANK, WORLD_SIZE and LOCAL_RANK which of the processes this is. accelerate does the same, and says the
 rest of its configuration in ACCELERATE_* and FSDP_*, which a script that builds an `Accelerator` would obey. Here each
 of them is obeyed, or refused by its name with what to say instead. Left out: the processes themselves (processes.py).
 """

@@ -2,28 +2,33 @@
 
 A step takes its batches, adds up their gradients, updates the weights. Everything random in it is a function of the
 seed and the step's number, so that a run that was killed and resumed has, on a CPU, the same weights to the last bit as
-one that was not. SIGTERM and SIGINT end the step, save and leave. Left out: several devices, and what its parts do:
-setup.py (data and policy), loader.py (batches), optimizer.py, validation.py, states.py (checkpoints), metrics.py.
+one that was not. SIGTERM and SIGINT end the step, save and leave. Several processes take one part each of every batch,
+and their gradients are those of the whole batch; the first of them prints and writes. Left out, what its parts do:
+processes.py and sharding.py (several devices), setup.py (data and policy), loader.py (batches), optimizer.py,
+validation.py, states.py (checkpoints), metrics.py.
 """
 
 from __future__ import annotations
 
 import copy
-import os
+import hashlib
+import json
 import shlex
 import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from pi0_fast import __version__
 from pi0_fast.counters import described
 from pi0_fast.display import print_table, progress, say, warn
 from pi0_fast.flag_names import OF_TRAINING, flags_named
@@ -32,11 +37,14 @@ from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, Tra
 from pi0_fast.training.audit import report
 from pi0_fast.training.baselines import beside, measured_table
 from pi0_fast.training.frames import FrameDataset
+from pi0_fast.training.launch import read_launch
 from pi0_fast.training.loader import TrainBatches, train_batches
-from pi0_fast.training.metrics import Meter, Metrics, check_outputs, trackers
+from pi0_fast.training.metrics import Meter, Metrics, check_outputs, combined, trackers
 from pi0_fast.training.optimizer import Optimizer
+from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.sampler import BatchSampler
 from pi0_fast.training.setup import Run, set_up
+from pi0_fast.training.sharding import synchronised, wrapped
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
 from pi0_fast.training.validation import loss_units, measure
 from pi0_fast.types import DatasetError, UsageError
@@ -74,29 +82,76 @@ def train(config: TrainConfig) -> TrainingResult:
         OSError: something cannot be written; earlier checkpoints are as they were.
     """
     config = config.resolved()
-    _refuse_several_processes()
+    launch = read_launch(config)
+    if launch.cpu and config.policy.device is None:
+        config.policy = replace(config.policy, device="cpu")
+    with begun(launch, device=config.policy.device, timeout_s=config.distributed_timeout_s) as processes:
+        return _train(_agreed(config, processes), processes)
+
+
+def _train(config: TrainConfig, processes: Processes) -> TrainingResult:
     check_outputs(config)
     run = set_up(config)
-    loop = _Loop(run)
-    if not config.resume:
+    processes.launch.check_dtype(run.policy.config.dtype)
+    processes.check_same(_fundamentals(run))
+    _say_processes(config, processes)
+    loop = _Loop(run, processes)
+    if not config.resume and processes.first:
         report(run)
+    processes.wait()
     return loop.run()
 
 
-def _refuse_several_processes() -> None:
-    processes = os.environ.get("WORLD_SIZE", "1")
-    if processes not in ("", "1"):
-        raise UsageError(
-            f"this was started as one of {processes} processes (WORLD_SIZE), but training uses one device: start it "
-            "once, without torchrun or accelerate, and use --gradient_accumulation_steps for larger batches"
-        )
+def _agreed(config: TrainConfig, processes: Processes) -> TrainConfig:
+    """The same output directory and checkpoint everywhere: one depends on the time, the other on the disk."""
+    if processes.count == 1:
+        return config
+    checkpoint = config.checkpoint
+    if config.resume and checkpoint is None and processes.first:
+        checkpoint = newest_checkpoint(config.output_path)
+    output_dir, checkpoint = processes.from_first((config.output_dir, checkpoint))
+    agreed = replace(config, output_dir=output_dir)
+    agreed.checkpoint = checkpoint
+    return agreed
+
+
+def _fundamentals(run: Run) -> dict[str, Any]:
+    """What all processes of a run must have in common; a difference would be trained on in silence."""
+    config, preparation = run.policy.config, run.policy.preparation
+    settings = json.dumps(asdict(config), sort_keys=True, default=str)
+    return {
+        "training frames": len(run.train_frames),
+        "torch": torch.__version__,
+        "pi0-fast": __version__,
+        "settings of the policy (sha256)": hashlib.sha256(settings.encode()).hexdigest()[:12],
+        "action tokens": preparation.action_tokenizer.vocab_size,
+        "weights": sum(parameter.numel() for parameter in run.policy.parameters()),
+    }
+
+
+def _say_processes(config: TrainConfig, processes: Processes) -> None:
+    launch = processes.launch
+    if launch.unknown:
+        warn(f"accelerate sets {', '.join(launch.unknown)}, which nothing here knows: it changes nothing")
+    if launch.count == 1:
+        if config.distributed is not None:
+            warn(f"--distributed={config.distributed} changes nothing: this is the only process")
+        return
+    batch = config.batch_size * launch.count * config.gradient_accumulation_steps
+    accumulated = f" x {config.gradient_accumulation_steps}" if config.gradient_accumulation_steps > 1 else ""
+    say(
+        f"{launch.count} processes ({launch.engine}): {config.batch_size} frames a process x {launch.count}"
+        f"{accumulated} = {batch} frames a step"
+    )
 
 
 class _Loop:
     """A run from its first step to its last, or to a signal."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, processes: Processes) -> None:
         self._run, self._config, self._policy = run, run.config, run.policy
+        self._processes = processes
+        self._first = processes.first
         config, self._device = run.config, run.policy.model.device
         self._accumulation = config.gradient_accumulation_steps
         saved = self._saved()
@@ -114,7 +169,8 @@ class _Loop:
         self._validation: dict[str, Any] | None = None
         if saved is not None:
             self._go_on_from(saved)
-        if config.save_checkpoint:
+        self._module = wrapped(run.policy, processes)
+        if config.save_checkpoint and self._first:
             weights = sum(value.nbytes for value in run.policy.model.state_dict().values())
             self._checkpoints.check(weights + self._optimizer.state_bytes())
 
@@ -132,7 +188,10 @@ class _Loop:
         where = str(saved.directory)
         self._optimizer.load_state(saved.tensors, saved.progress["optimizer"], where)
         self._meter.load_state(saved.progress["meter"])
-        self._policy.counts.update(saved.progress["counts"])
+        if self._first:  # counts are added up over the processes when they are written
+            self._policy.counts.update(saved.progress["counts"])
+        else:
+            self._meter.counts.clear()
         now = self._conditions()
         changed = [
             f"{name} was {before!r} and is {now[name]!r}"
@@ -140,15 +199,21 @@ class _Loop:
             if now.get(name) != before
         ]
         say(f"resuming {where} at step {saved.step} of {self._config.steps}")
+        before, count = saved.progress.get("processes", 1), self._processes.count
+        if before != count:
+            say(f"it was saved by {_counted(before)}, and is gone on with by {_counted(count)}: rounding will differ")
         if changed:
-            warn(f"not the run that was interrupted, its results will differ: {'; '.join(changed)}")
+            frames, keep = saved.progress["conditions"].get("batch_size"), ""
+            if before != count and frames != now["batch_size"] and frames % count == 0:
+                keep = f". --batch_size={frames // count} keeps the batch of {frames} frames"
+            warn(f"not the run that was interrupted, its results will differ: {'; '.join(changed)}{keep}")
 
     def _conditions(self) -> dict[str, Any]:
         """What the numbers of a step depend on, beyond weights and step."""
         config = self._config
         return {
             "seed": config.seed,
-            "batch_size": config.batch_size,
+            "batch_size": config.batch_size * self._processes.count,
             "gradient_accumulation_steps": self._accumulation,
             "training frames": len(self._run.train_frames),
             "learning rates": asdict(self._optimizer.schedule),
@@ -166,10 +231,15 @@ class _Loop:
         if self._start >= config.steps:
             say(f"the run has done all of its {config.steps} steps; raise --steps to go on")
             return self._result(self._start)
-        content = config.to_json()
-        metrics = Metrics(config.output_path, trackers(config, content), resumed_step=self._start)
+        metrics = None
+        if self._first:
+            content = config.to_json()
+            metrics = Metrics(config.output_path, trackers(config, content), resumed_step=self._start)
         sampler = BatchSampler(
-            len(self._run.train_frames), config.batch_size, config.seed, self._start * self._accumulation
+            len(self._run.train_frames),
+            config.batch_size * self._processes.count,
+            config.seed,
+            self._start * self._accumulation,
         )
         with ExitStack() as stack:
             # Workers are begun first: what is done about signals here is not for them.
@@ -181,6 +251,7 @@ class _Loop:
                     config.num_workers,
                     prefetch=config.prefetch_factor,
                     stop_step=config.steps * self._accumulation,
+                    share=(self._processes.rank, self._processes.count),
                 )
             )
             stop = stack.enter_context(_noted_signals())
@@ -191,18 +262,17 @@ class _Loop:
             except KeyboardInterrupt:  # the second one, which saves nothing
                 say(f"interrupted; {self._way_on()}")
                 raise
-        metrics.finish()
+        if metrics is not None:
+            metrics.finish()
         self._policy.eval()
         return self._end(step)
 
-    def _steps(self, batches: TrainBatches, metrics: Metrics, stop: _Stop, advance: Any) -> int:
+    def _steps(self, batches: TrainBatches, metrics: Metrics | None, stop: _Stop, advance: Any) -> int:
         config = self._config
         self._policy.train()
         self._meter.restart_clock()
         step = self._start
-        while step < config.steps and not stop.asked:
-            if not self._one_step(step, batches, stop):
-                break
+        while step < config.steps and self._one_step(step, batches, stop):
             step += 1
             advance()
             last = step == config.steps
@@ -215,39 +285,49 @@ class _Loop:
                     self._measure(step, metrics, stop)
                 if config.save_checkpoint and ((config.save_freq and step % config.save_freq == 0) or last):
                     self._save(step, metrics)
-        if stop.asked and config.save_checkpoint and self._newest_step() != step and step > 0:
+        stopped = step < config.steps
+        if stopped and config.save_checkpoint and self._newest_step() != step and step > 0:
             self._save(step, metrics)
         return step
 
     def _one_step(self, step: int, batches: TrainBatches, stop: _Stop) -> bool:
-        """One update; False where a signal came before it was begun."""
+        """One update; False where a signal came to one of the processes before it was begun."""
         torch.manual_seed(int(np.random.SeedSequence([self._config.seed, step]).generate_state(1)[0]))
         waited = batches.waited_s
-        prepared = _next_batches(batches, self._accumulation, stop)
-        if prepared is None:
-            return False
+        prepared = None if stop.asked else _next_batches(batches, self._accumulation, stop)
         waited = batches.waited_s - waited
-        units = [loss_units(each, self._policy.config.prompt_format) for each in prepared]
+        units = [loss_units(each, self._policy.config.prompt_format) for each in prepared or ()]
         counts: Counter[str] = Counter()
-        for each in prepared:
+        for each in prepared or ():
             counts.update(each.counts)
-        total = sum(units)
+        ids = sum(int(each.prompt.label.sum()) for each, own in zip(prepared or (), units, strict=True) if own)
+        stopping, total, frames, ids = self._processes.sums([prepared is None, sum(units), counts["rows"], ids])
+        if stopping or prepared is None:
+            return False
         if total == 0:  # only rows with padded steps: there is nothing to learn from
-            self._meter.counts.update(counts + Counter(steps_without_loss=1))
+            self._meter.counts.update(counts + Counter(steps_without_loss=int(self._first)))
             return True
-        loss = torch.zeros((), device=self._device)
-        ids = 0
-        for each, own in zip(prepared, units, strict=True):
-            if own == 0:
-                continue
-            part, info = self._policy(each)
-            (part if own == total else part * (own / total)).backward()
-            loss += part.detach() * (own / total)
-            ids += info["target_ids"]
-        norm = self._optimizer.step(step)
-        frames = sum(each.counts["rows"] for each in prepared)
+        loss = self._backward(prepared, units, total)
+        self._processes.add_up(loss)
+        with self._processes.reaching():
+            norm = self._optimizer.step(step)
         self._meter.add(loss, norm, frames=frames, target_ids=ids, waited_s=waited, counts=counts)
         return True
+
+    def _backward(self, prepared: list[Prepared], units: list[int], total: int) -> Tensor:
+        """Gradients of the mean over `total` units of all processes' batches, and this process' part of that mean."""
+        loss = torch.zeros((), device=self._device)
+        several = self._processes.count
+        for number, (each, own) in enumerate(zip(prepared, units, strict=True)):
+            if own == 0 and several == 1:
+                continue
+            with self._processes.reaching(), synchronised(self._module, number == len(prepared) - 1):
+                part, _ = self._module(each)
+                # The engines take the mean over the processes, of which the sum is wanted.
+                share = several * own / total
+                (part if share == 1 else part * share).backward()
+            loss += part.detach() * (own / total)
+        return loss
 
     # --- beside the steps ---------------------------------------------------------------------------------------
 
@@ -258,10 +338,10 @@ class _Loop:
         self._meter.check(step, self._read_at, way_out)
         self._read_at = step
 
-    def _log(self, step: int, metrics: Metrics) -> None:
+    def _log(self, step: int, metrics: Metrics | None) -> None:
         self._check(step)
-        values = self._meter.read()
-        if not values:
+        values = combined(self._processes.gather(self._meter.read()))
+        if not values or metrics is None:
             return
         values["learning_rate"] = self._optimizer.schedule.rate(step - 1)
         metrics.write(step, "train", values)
@@ -271,7 +351,7 @@ class _Loop:
             f"{values['data_share']:.0%}, memory {values['memory_gib']:.2f} GiB"
         )
 
-    def _measure(self, step: int, metrics: Metrics, stop: _Stop) -> None:
+    def _measure(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
         self._check(step)
         frames = self._run.validation_frames or _without_transforms(self._run.train_frames)
         with self._optimizer.averaged(), self._run.generating():
@@ -281,11 +361,15 @@ class _Loop:
                 most=self._config.max_eval_samples,
                 batch_size=self._config.batch_size,
                 stop=lambda: stop.asked,
+                share=(self._processes.rank, self._processes.count),
+                gather=self._processes.gather,
             )
         if values is None:
             return
         values["held_out"] = self._run.validation_frames is not None
         self._validation = values
+        if metrics is None:
+            return
         metrics.write(step, "validation", values)
         metrics.draw(_SECONDS_BETWEEN_PICTURES)
         say(
@@ -294,18 +378,24 @@ class _Loop:
             f"{values['action_l1']:.4g} ({beside(values)})"
         )
 
-    def _save(self, step: int, metrics: Metrics) -> None:
+    def _save(self, step: int, metrics: Metrics | None) -> None:
         self._check(step)
+        meter = self._meter.state()
+        counts = self._processes.gather((meter["counts"], dict(self._policy.counts)))
         progress_of_run = {
             "optimizer": self._optimizer.settings(),
-            "meter": self._meter.state(),
-            "counts": dict(self._policy.counts),
+            "meter": {**meter, "counts": _added([each for each, _ in counts])},
+            "counts": _added([each for _, each in counts]),
             "conditions": self._conditions(),
+            "processes": self._processes.count,
         }
-        state = self._optimizer.state()  # of the weights themselves, not of their averages
-        with self._optimizer.averaged():
-            self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state)
-        metrics.draw(_SECONDS_BETWEEN_PICTURES)
+        if self._first:
+            state = self._optimizer.state()  # of the weights themselves, not of their averages
+            with self._optimizer.averaged():
+                self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state)
+        self._newest = self._processes.from_first(self._newest)
+        if metrics is not None:
+            metrics.draw(_SECONDS_BETWEEN_PICTURES)
 
     def _write_model(self, directory: Path) -> None:
         self._run.save_model(directory)
@@ -320,7 +410,8 @@ class _Loop:
         finished = step == self._config.steps
         if self._validation is not None:
             print_table(*measured_table(self._validation, self._run.columns.action.names))
-        for line in described(self._policy.counts):
+        counts = _added(self._processes.gather(dict(self._policy.counts)))
+        for line in described(counts):
             say(line)
         if finished:
             where = "" if self._newest is None else f": {self._newest / PRETRAINED_MODEL}"
@@ -340,7 +431,7 @@ class _Loop:
 
     def _push(self) -> None:
         options = self._config.policy
-        if options.pushes and options.repo_id is not None:
+        if options.pushes and options.repo_id is not None and self._first:
             with self._optimizer.averaged(), self._run.generating():
                 address = self._policy.push_to_hub(options.repo_id, private=bool(options.private))
             say(f"uploaded: {address}")
@@ -356,6 +447,17 @@ def _saved_choice(saved: SavedState, asked: bool | None) -> bool:
     if asked is not None and asked != before:
         say(f"optimizer_fused={asked} is ignored: the run was begun with {before}, and resuming keeps that".lower())
     return before
+
+
+def _added(counts: list[dict[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for each in counts:
+        total.update(each)
+    return dict(total)
+
+
+def _counted(processes: int) -> str:
+    return "1 process" if processes == 1 else f"{processes} processes"
 
 
 def _without_transforms(frames: FrameDataset) -> FrameDataset:

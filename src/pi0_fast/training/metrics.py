@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -137,6 +137,24 @@ class Meter:
         for name in ("loss", "grad_norm"):
             self._sums[name] = self._zero() + state[name]
         self.counts.update(state["counts"])
+
+
+def combined(values: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `Meter.read` gave in each of several processes, as one: loss, frames and ids are of all already.
+
+    Counts are added up; of waiting and memory the largest share counts, since the slowest holds up all.
+    """
+    one = dict(values[0])
+    if not one:
+        return one
+    for name in ("data_share", "memory_gib"):
+        one[name] = max(each[name] for each in values)
+    counts: Counter[str] = Counter()
+    for each in values:
+        counts.update(each.get("counts", {}))
+    if counts:
+        one["counts"] = dict(sorted(counts.items()))
+    return one
 
 
 def memory_gib(device: torch.device) -> float:

@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from pi0_fast.display import silence
 from pi0_fast.training.launch import Launch
@@ -194,17 +196,17 @@ def _meet(launch: Launch, gpu: bool, timeout_s: float) -> Watch:
         if not os.environ.get(name):
             raise ProcessError(f"{name} is not set: start with torchrun or accelerate launch, which set it")
     try:
-        store, _, _ = next(dist.rendezvous("env://", launch.rank, launch.count, timeout=_ARRIVAL))
+        store, _, _ = next(rendezvous("env://", launch.rank, launch.count, timeout=_ARRIVAL))
         store.set_timeout(_ARRIVAL)
         # Gloo for what is on the CPU, NCCL for what is on the GPUs.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo",
-            store=dist.PrefixStore("pi0_fast", store),
+            store=PrefixStore("pi0_fast", store),
             rank=launch.rank,
             world_size=launch.count,
             timeout=_PATIENCE,
         )
-        own = dist.TCPStore(
+        own = TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
             is_master=False,
@@ -215,7 +217,7 @@ def _meet(launch: Launch, gpu: bool, timeout_s: float) -> Watch:
             f"process {launch.rank} of {launch.count} cannot find the others at {place}: {str(error).splitlines()[0]}"
         ) from error
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return Watch(dist.PrefixStore(f"pi0_fast_watch/{attempt}", own), launch.rank, launch.count, timeout_s)
+    return Watch(PrefixStore(f"pi0_fast_watch/{attempt}", own), launch.rank, launch.count, timeout_s)
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """What a policy has learned, measured on frames: loss, token accuracy, and the error of the chunks it generates.
 
 The error is compared with the one that the action tokenizer makes by itself on the same chunks, which no policy of
-these tokens can fall below for long, and with those of chunks that need no policy (baselines.py). Only frames with a whole chunk ahead are measured. Left out: success on a robot
-or in a simulator, and when to measure (loop.py).
+these tokens can fall below for long, and with those of chunks that need no policy (baselines.py). Only frames with a
+whole chunk ahead are measured. Left out: success on a robot or in a simulator, and when to measure (loop.py).
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def measure(
     most: int,
     batch_size: int,
     stop: Callable[[], bool] = lambda: False,
+    share: tuple[int, int] = (0, 1),
+    gather: Callable[[Any], list[Any]] = lambda own: [own],
 ) -> dict[str, Any] | None:
     """Measure a policy on frames that are evenly spread over a dataset.
 
@@ -57,13 +59,15 @@ def measure(
         most: frames to measure; 0 for all.
         batch_size: frames at a time.
         stop: asked between batches; True ends it.
+        share: (i, n): this process measures batches i, i + n, ...; the result is that of all, in each process.
+        gather: what each of the n processes has, by number; called once by each.
 
     Returns:
-        None where it was stopped. Else ``frames``; ``loss``, the mean cross entropy as in training; ``token_accuracy``,
-        the share of action tokens that are the likeliest when those before them are given; ``action_l1``, the mean
-        absolute error of greedily generated chunks in the data's units, and ``action_l1_by_dimension``;
-        ``tokenizer_l1``, ``mean_action_l1``, ``held_action_l1`` (see `baselines.ERRORS`; None where unknown); ``malformed``, the share of rows that held no
-        chunk.
+        None where it was stopped, in any process. Else ``frames``; ``loss``, the mean cross entropy as in training;
+        ``token_accuracy``, the share of action tokens that are the likeliest when those before them are given;
+        ``action_l1``, the mean absolute error of greedily generated chunks in the data's units, and
+        ``action_l1_by_dimension``; ``tokenizer_l1``, ``mean_action_l1``, ``held_action_l1`` (see `baselines.ERRORS`;
+        None where unknown); ``malformed``, the share of rows that held no chunk.
 
     Raises:
         PolicyError: no frame has a whole chunk ahead, or what `PI0FastPolicy.forward` raises.
@@ -73,9 +77,10 @@ def measure(
     sums = _Sums()
     try:
         indices = spread(len(frames), most)
-        for start in range(0, len(indices), batch_size):
+        for start in range(share[0] * batch_size, len(indices), share[1] * batch_size):
             if stop():
-                return None
+                sums.stopped = True
+                break
             batch = _whole(frames.batch(indices[start : start + batch_size]))
             if batch is not None:
                 sums.add(policy, batch)
@@ -83,7 +88,8 @@ def measure(
         policy.train(was_training)
         policy.counts.clear()  # what was changed in these frames is no part of training
         policy.counts.update(counts)
-    return sums.means()
+    every = gather(sums)
+    return None if any(each.stopped for each in every) else _Sums.of(every).means()
 
 
 def _whole(batch: dict[str, Any]) -> dict[str, Any] | None:
@@ -108,6 +114,16 @@ class _Sums:
         self.mean_action: Any = 0.0
         self.held_action: Any = 0.0
         self.steps = 0
+        self.stopped = False
+
+    @classmethod
+    def of(cls, parts: list[_Sums]) -> _Sums:
+        """The sums over all that the parts are sums of."""
+        total = cls()
+        for name in vars(total):
+            if name != "stopped":
+                setattr(total, name, sum(getattr(each, name) for each in parts))
+        return total
 
     def add(self, policy: PI0FastPolicy, batch: dict[str, Any]) -> None:
         preparation = policy.preparation

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torch.distributed import Store
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 _BEAT_S = 1.0
 _MOST_GRACE_S = 5.0
