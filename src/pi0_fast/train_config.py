@@ -491,6 +491,8 @@ class PolicyOptions:
             raise UsageError(
                 "--policy.enable_fast_action_loss=false leaves nothing to train: pi0-FAST has no other loss"
             )
+        if not self.auto_fit_fast_tokenizer:
+            _unchanged(self, "policy.", ("fast_tokenizer_cache_dir", "fast_tokenizer_fit_samples"), _AUTO_FIT)
         self._validate_start()
         if self.pushes and (self.repo_id is None or not is_repository(self.repo_id)):
             raise UsageError(
@@ -553,6 +555,8 @@ class PeftConfig:
         check_whole("peft.r", self.r, 1)
         if self.lora_alpha is not None:
             check_whole("peft.lora_alpha", self.lora_alpha, 1)
+        if self.target_modules is not None and not self.target_modules:
+            raise UsageError("--peft.target_modules is empty: name layers, or leave it out")
 
 
 @dataclass
@@ -724,10 +728,14 @@ class TrainConfig:
         """A flag that would change nothing is a misunderstanding, not a wish."""
         if self.freeze is not None:
             _distinct("freeze", self.freeze)
-        if self.num_workers == 0 and self.prefetch_factor != type(self).__dataclass_fields__["prefetch_factor"].default:
-            raise UsageError("--prefetch_factor has no effect with --num_workers=0")
-        if not self.save_checkpoint and self.keep_last is not None:
-            raise UsageError("--keep_last has no effect with --save_checkpoint=false")
+        if self.num_workers == 0:
+            _unchanged(self, "", ("prefetch_factor",), "with --num_workers=0")
+        if not self.save_checkpoint:
+            _unchanged(self, "", ("keep_last", "save_freq"), "with --save_checkpoint=false")
+        if self.eval_freq == 0:
+            _unchanged(self, "", ("max_eval_samples",), "with --eval_freq=0")
+        if self.peft is not None and self.peft.merge and not self.save_checkpoint:
+            raise UsageError("--peft.merge has no effect with --save_checkpoint=false")
         if self.peft is not None and (self.freeze is not None or self.policy.freeze_vision_encoder):
             raise UsageError(
                 "with --peft only adapters are trained: --freeze and --policy.freeze_vision_encoder do nothing"
@@ -784,6 +792,16 @@ def _distinct(name: str, values: Sequence[Any]) -> None:
     twice = [value for value in values if values.count(value) > 1]
     if twice:
         raise UsageError(f"--{name} names {twice[0]!r} twice")
+
+
+_AUTO_FIT = "without --policy.auto_fit_fast_tokenizer=true"
+
+
+def _unchanged(config: Any, prefix: str, names: Sequence[str], why: str) -> None:
+    """Refuse flags that differ from their defaults where they change nothing."""
+    for item in fields(config):
+        if item.name in names and getattr(config, item.name) != item.default:
+            raise UsageError(f"--{prefix}{item.name} has no effect {why}")
 
 
 def _only_when_enabled(group: str, config: Any) -> None:
@@ -847,12 +865,41 @@ def parse_train(config_class: type[TrainConfig], argv: Sequence[str], program: s
         raise UsageError(f"--resume: {place} holds no checkpoint to go on from; leave out --resume to begin anew")
     others = [*_without(argv, CONFIG_PATH), f"--{CONFIG_PATH}={file}"]
     config = parse(config_class, others, program)
+    _check_fixed(config, parse(config_class, others[-1:], program))
     if file.parent.name == PRETRAINED_MODEL and named is not None and place.name != CHECKPOINTS:
         if not (place / CHECKPOINTS).is_dir():
             config.checkpoint = file.parent.parent.resolve()
         if "output_dir" not in texts:
             config.output_dir = str(file.resolve().parents[3])
     return config
+
+
+#: Flags that a checkpoint has decided once and for all; a run cannot go on with others.
+_OF_THE_RUN = (
+    *("policy.path", "policy.pretrained_path", "policy.pretrained_revision", "policy.architecture"),
+    *("policy.paligemma_variant", "policy.text_tokenizer_name", "policy.action_tokenizer_name"),
+    *("policy.auto_fit_fast_tokenizer", "policy.fast_tokenizer_cache_dir", "policy.fast_tokenizer_fit_samples"),
+    *("policy.statistics", "policy.normalization_mapping", "policy.use_relative_actions"),
+    *("policy.relative_exclude_joints", "policy.action_feature_names", "policy.chunk_size"),
+    *("rename_map", "dataset.state_key", "dataset.action_key", "dataset.cameras"),
+    *("peft.method_type", "peft.r", "peft.lora_alpha", "peft.target_modules"),
+)
+
+
+def _check_fixed(config: TrainConfig, saved: TrainConfig) -> None:
+    """Refuse flags beside `--resume` that would be ignored, or spoil the run.
+
+    Raises:
+        UsageError: one differs from that of the run.
+    """
+    for name in _OF_THE_RUN:
+        group, _, item = name.rpartition(".")
+        values = [getattr(getattr(each, group) if group else each, item, None) for each in (config, saved)]
+        if values[0] != values[1]:
+            raise UsageError(
+                f"--{name} belongs to the run ({json.dumps(values[1])}) and cannot be changed with --resume: leave it "
+                "out, or begin a new run from the checkpoint with --policy.path"
+            )
 
 
 def _without(argv: Sequence[str], name: str) -> Iterator[str]:

@@ -38,7 +38,7 @@ from pi0_fast.checkpoint import (
     write_robots,
 )
 from pi0_fast.data.reader import LeRobotReader, open_dataset
-from pi0_fast.display import say
+from pi0_fast.display import say, warn
 from pi0_fast.hub import download_snapshot
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
@@ -217,8 +217,11 @@ def set_up(config: TrainConfig) -> Run:
     decisions.append(Decision("device", str(device), "asked for" if config.policy.device else _absent(device)))
     if config.cudnn_deterministic:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if device.type != "cuda":
+            warn(f"--cudnn_deterministic changes nothing on {device.type}")
     start = _Start.of(config)
     first, *others = _open_datasets(config, start)
+    _check_pictures(config, [first, *others])
     policy_config = _policy_config(config, start, first, device, decisions)
     if others and config.policy.statistics == "checkpoint":
         raise UsageError("--policy.statistics=checkpoint: a checkpoint has those of one dataset, and there are several")
@@ -464,7 +467,10 @@ class _Start:
             assert config.checkpoint is not None  # set_up found it
             folder = config.checkpoint / PRETRAINED_MODEL
         elif options.path or options.pretrained_path:
-            folder = find_checkpoint(options.path or str(options.pretrained_path), revision=options.pretrained_revision)
+            name = options.path or str(options.pretrained_path)
+            folder = find_checkpoint(name, revision=options.pretrained_revision)
+            if options.pretrained_revision is not None and Path(name).expanduser().is_dir():
+                raise UsageError(f"--policy.pretrained_revision has no effect with the local directory {name}")
         else:
             return cls(None, None, {}, False)
         adapted = (folder / lora.ADAPTER_FILE).is_file()
@@ -541,6 +547,19 @@ def _unit_ranges(size: int) -> dict[str, Any]:
     return {name: np.full(size, value, np.float64) for name, value in values.items()}
 
 
+def _check_pictures(config: TrainConfig, datasets: list[_Data]) -> None:
+    """Refuse flags about pictures where no dataset has any of that kind.
+
+    Raises:
+        UsageError: there is one.
+    """
+    kinds = {data.reader.feature(key).dtype for data in datasets for key in data.columns.cameras}
+    if config.dataset.cache_dir is not None and "video" not in kinds:
+        raise UsageError("--dataset.cache_dir has no effect: no camera in use is a video")
+    if config.dataset.image_transforms.enable and not kinds:
+        raise UsageError("--dataset.image_transforms.enable has no effect: no camera is in use")
+
+
 def _policy_config(
     config: TrainConfig,
     start: _Start,
@@ -577,7 +596,7 @@ def _policy_config(
         why = f"the default on {device.type}; --policy.dtype changes it"
         decisions.append(Decision("dtype", str(decided["dtype"]), why))
     else:
-        decisions.append(Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if given else "the run's"))
+        decisions.append(Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if "dtype" in given else "the run's"))
     names = given.get("action_feature_names", base.action_feature_names)
     if names is None or len(names) != columns.action.shape[0]:
         decided["action_feature_names"] = columns.action_names
@@ -592,7 +611,27 @@ def _policy_config(
             f"--policy.path gives settings and weights; --policy.pretrained_path={options.pretrained_path} is not read"
         )
         decisions.append(Decision("checkpoint", options.path, why))
+    _check_effects(given, settled, base)
     return settled
+
+
+#: A setting -> another that it needs to change anything, and the value that it needs.
+_NEEDS: dict[str, tuple[str, bool]] = {
+    "compile_mode": ("compile_model", True),
+    "relative_exclude_joints": ("use_relative_actions", True),
+    "validate_action_token_prefix": ("constrained", False),
+}
+
+
+def _check_effects(given: Mapping[str, Any], settled: PI0FastConfig, base: PI0FastConfig) -> None:
+    """Refuse flags that change a setting which changes nothing.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, (other, value) in _NEEDS.items():
+        if name in given and getattr(settled, other) is not value and getattr(settled, name) != getattr(base, name):
+            raise UsageError(f"--policy.{name} has no effect without --policy.{other}={str(value).lower()}")
 
 
 def _config_of(data: _Data, first: PI0FastConfig) -> PI0FastConfig:
