@@ -548,16 +548,19 @@ def _unit_ranges(size: int) -> dict[str, Any]:
 
 
 def _check_pictures(config: TrainConfig, datasets: list[_Data]) -> None:
-    """Refuse flags about pictures where no dataset has any of that kind.
+    """Refuse flags about pictures where no dataset has any.
 
     Raises:
         UsageError: there is one.
     """
-    kinds = {data.reader.feature(key).dtype for data in datasets for key in data.columns.cameras}
-    if config.dataset.cache_dir is not None and "video" not in kinds:
-        raise UsageError("--dataset.cache_dir has no effect: no camera in use is a video")
-    if config.dataset.image_transforms.enable and not kinds:
-        raise UsageError("--dataset.image_transforms.enable has no effect: no camera is in use")
+    if any(data.columns.cameras for data in datasets):
+        return
+    for name, given in (
+        ("cache_dir", config.dataset.cache_dir is not None),
+        ("image_transforms.enable", config.dataset.image_transforms.enable),
+    ):
+        if given:
+            raise UsageError(f"--dataset.{name} has no effect: no camera is in use")
 
 
 def _policy_config(
