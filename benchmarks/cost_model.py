@@ -287,7 +287,7 @@ def training_memory(sizes: Architecture, load: Load, how: Training) -> Memory:
     gradients = {part: value / how.gpus for part, value in trained.items()}
     kept_decoder, kept_vision, one_layer = _kept(sizes, load, how)
     head, loss = _loss_bytes(sizes, load, how)
-    gathered = _gathered_bytes(sizes, how, p)
+    gathered = _gathered_bytes(how, p)
     begin = kept_decoder + kept_vision + head + loss
     # Gradients inside a layer: those of gate, up and their product at once.
     inside = one_layer + 3 * size * text.intermediate_size * load.tokens(sizes)
@@ -317,7 +317,7 @@ def _kept(sizes: Architecture, load: Load, how: Training) -> tuple[float, float,
 
 
 def _loss_bytes(sizes: Architecture, load: Load, how: Training) -> tuple[float, float]:
-    """The head's gradient, and the scores of a chunk of positions: in float32, and in bfloat16 once more for a while."""
+    """The head's gradient, and the scores of a chunk of positions: in float32, and once more in bfloat16."""
     text, size = sizes.text, BYTES[how.dtype]
     positions = min(max(1, SCORES_BYTES // (4 * text.vocab_size)), load.rows * load.target)
     scores = positions * text.vocab_size * (4 + (2 if size == 2 else 0))
@@ -325,7 +325,7 @@ def _loss_bytes(sizes: Architecture, load: Load, how: Training) -> tuple[float, 
     return head, scores
 
 
-def _gathered_bytes(sizes: Architecture, how: Training, p: Parameters) -> float:
+def _gathered_bytes(how: Training, p: Parameters) -> float:
     """With FSDP: two layers whole at a time, their gradient, and what belongs to no layer from forward to backward."""
     if how.gpus == 1:
         return 0.0
