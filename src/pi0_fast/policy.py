@@ -317,6 +317,8 @@ class PI0FastPolicy(nn.Module):
         token: str | bool | None = None,
         revision: str | None = None,
         commit_message: str = "Upload pi0-FAST policy",
+        others: Mapping[str, Checkpoint] | None = None,
+        name: str = "",
     ) -> str:
         """Upload what `save_pretrained` writes to the Hugging Face hub, in one commit.
 
@@ -326,6 +328,7 @@ class PI0FastPolicy(nn.Module):
             token: None: the one of `hf auth login`, or HF_TOKEN.
             revision: branch to push to, made when missing; None: the main branch.
             commit_message: first line of the commit.
+            others, name: of a policy of several datasets, as in `checkpoint.write_files`.
 
         Returns:
             The address of the commit.
@@ -336,7 +339,7 @@ class PI0FastPolicy(nn.Module):
         target = self.check_push_to_hub(repo_id, private=private, token=token, revision=revision)
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            write_files(folder, self.checkpoint())
+            write_files(folder, self.checkpoint(), others=others, name=name)
             return push_files(
                 folder,
                 target,

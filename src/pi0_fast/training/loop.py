@@ -38,15 +38,14 @@ from pi0_fast.training.audit import report
 from pi0_fast.training.baselines import beside, measured_table
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.launch import read_launch
-from pi0_fast.training.loader import TrainBatches, train_batches
+from pi0_fast.training.loader import TrainBatches
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, combined, trackers
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
-from pi0_fast.training.sampler import BatchSampler
 from pi0_fast.training.setup import Run, set_up
 from pi0_fast.training.sharding import synchronised, wrapped
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
-from pi0_fast.training.validation import loss_units, measure
+from pi0_fast.training.validation import loss_units, measure, over_datasets
 from pi0_fast.types import DatasetError, UsageError
 
 #: A picture takes a second.
@@ -162,7 +161,7 @@ class _Loop:
         self._optimizer = Optimizer(
             run.policy, run.policy.config, steps=config.steps, fused=fused, ema_decay=config.ema_decay
         )
-        self._meter = Meter(self._device)
+        self._meter = Meter(self._device, [each.member.name for each in run.datasets] if run.others else [])
         self._read_at = self._start
         self._checkpoints = Checkpoints(config.output_path, total_steps=config.steps, keep_last=config.keep_last)
         self._newest = None if saved is None else saved.directory
@@ -215,7 +214,7 @@ class _Loop:
             "seed": config.seed,
             "batch_size": config.batch_size * self._processes.count,
             "gradient_accumulation_steps": self._accumulation,
-            "training frames": len(self._run.train_frames),
+            **self._run.conditions(),
             "learning rates": asdict(self._optimizer.schedule),
             "states and actions of the dataset (sha256)": self._run.data_digest,
             "device": self._device.type,
@@ -235,22 +234,12 @@ class _Loop:
         if self._first:
             content = config.to_json()
             metrics = Metrics(config.output_path, trackers(config, content), resumed_step=self._start)
-        sampler = BatchSampler(
-            len(self._run.train_frames),
-            config.batch_size * self._processes.count,
-            config.seed,
-            self._start * self._accumulation,
-        )
         with ExitStack() as stack:
             # Workers are begun first: what is done about signals here is not for them.
             batches = stack.enter_context(
-                train_batches(
-                    self._run.train_frames,
-                    self._policy.preparation,
-                    sampler,
-                    config.num_workers,
-                    prefetch=config.prefetch_factor,
-                    stop_step=config.steps * self._accumulation,
+                self._run.batches(
+                    self._start * self._accumulation,
+                    config.steps * self._accumulation,
                     share=(self._processes.rank, self._processes.count),
                 )
             )
@@ -298,36 +287,50 @@ class _Loop:
         waited = batches.waited_s - waited
         units = [loss_units(each, self._policy.config.prompt_format) for each in prepared or ()]
         counts: Counter[str] = Counter()
-        for each in prepared or ():
-            counts.update(each.counts)
-        ids = sum(int(each.prompt.label.sum()) for each, own in zip(prepared or (), units, strict=True) if own)
-        stopping, total, frames, ids = self._processes.sums([prepared is None, sum(units), counts["rows"], ids])
+        for each, own in zip(prepared or (), units, strict=True):
+            # A batch without loss holds a row that only fills it up, of which nothing counts.
+            counts.update(each.counts if own else {"padded_rows": each.counts["padded_rows"]})
+        useful = [each for each, own in zip(prepared or (), units, strict=True) if own]
+        frames = sum(each.counts["rows"] for each in useful)
+        ids = sum(int(each.prompt.label.sum()) for each in useful)
+        stopping, total, frames, ids = self._processes.sums([prepared is None, sum(units), frames, ids])
         if stopping or prepared is None:
             return False
         if total == 0:  # only rows with padded steps: there is nothing to learn from
             self._meter.counts.update(counts + Counter(steps_without_loss=int(self._first)))
             return True
-        loss = self._backward(prepared, units, total)
-        self._processes.add_up(loss)
+        losses = self._backward(prepared, units, total)
+        self._processes.add_up(losses)
         with self._processes.reaching():
             norm = self._optimizer.step(step)
-        self._meter.add(loss, norm, frames=frames, target_ids=ids, waited_s=waited, counts=counts)
+        self._meter.add_datasets(losses[1:].reshape(-1, 2))
+        self._meter.add(losses[0], norm, frames=frames, target_ids=ids, waited_s=waited, counts=counts)
         return True
 
     def _backward(self, prepared: list[Prepared], units: list[int], total: int) -> Tensor:
-        """Gradients of the mean over `total` units of all processes' batches, and this process' part of that mean."""
+        """Gradients of the mean over `total` units of all processes' batches, and this process' part of that mean.
+
+        Of a mixture followed by its parts and their weights: float32 [1], or [1 + 2 D].
+        """
         loss = torch.zeros((), device=self._device)
+        by_dataset = torch.zeros(len(self._run.datasets) if self._run.others else 0, 2, device=self._device)
         several = self._processes.count
         for number, (each, own) in enumerate(zip(prepared, units, strict=True)):
             if own == 0 and several == 1:
                 continue
+            counted = Counter(self._policy.counts)
             with self._processes.reaching(), synchronised(self._module, number == len(prepared) - 1):
-                part, _ = self._module(each)
+                part, info = self._module(each)
                 # The engines take the mean over the processes, of which the sum is wanted.
                 share = several * own / total
                 (part if share == 1 else part * share).backward()
             loss += part.detach() * (own / total)
-        return loss
+            if own == 0:  # computed only because the other processes wait for its gradients, which are 0
+                self._policy.counts.clear()
+                self._policy.counts.update(counted)
+            if "dataset_losses" in info:
+                by_dataset += info["dataset_losses"] * (own / total)
+        return torch.cat((loss[None], by_dataset.flatten()))
 
     # --- beside the steps ---------------------------------------------------------------------------------------
 
@@ -353,30 +356,38 @@ class _Loop:
 
     def _measure(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
         self._check(step)
-        frames = self._run.validation_frames or _without_transforms(self._run.train_frames)
+        parts: dict[str, dict[str, Any]] = {}
         with self._optimizer.averaged(), self._run.generating():
-            values = measure(
-                self._policy,
-                frames,
-                most=self._config.max_eval_samples,
-                batch_size=self._config.batch_size,
-                stop=lambda: stop.asked,
-                share=(self._processes.rank, self._processes.count),
-                gather=self._processes.gather,
-            )
-        if values is None:
-            return
-        values["held_out"] = self._run.validation_frames is not None
+            for run in self._run.datasets:
+                found = measure(
+                    run.policy,
+                    run.validation_frames or _without_transforms(run.train_frames),
+                    most=self._config.max_eval_samples,
+                    batch_size=self._config.batch_size,
+                    stop=lambda: stop.asked,
+                    share=(self._processes.rank, self._processes.count),
+                    gather=self._processes.gather,
+                )
+                if found is None:
+                    return
+                parts[run.member.name] = found
+        values = over_datasets(parts)
+        for each in (values, *parts.values()):
+            each["held_out"] = self._run.validation_frames is not None
         self._validation = values
         if metrics is None:
             return
         metrics.write(step, "validation", values)
         metrics.draw(_SECONDS_BETWEEN_PICTURES)
-        say(
-            f"step {step}: on {values['frames']} {'held-out' if values['held_out'] else 'training'} frames loss "
-            f"{values['loss']:.4g}, token accuracy {values['token_accuracy']:.1%}, error of actions "
-            f"{values['action_l1']:.4g} ({beside(values)})"
-        )
+        held_out = "held-out" if values["held_out"] else "training"
+        for name, part in parts.items():
+            say(
+                f"step {step}: on {part['frames']} {held_out} frames{f' of {name}' if self._run.others else ''} loss "
+                f"{part['loss']:.4g}, token accuracy {part['token_accuracy']:.1%}, error of actions "
+                f"{part['action_l1']:.4g} ({beside(part)})"
+            )
+        if self._run.others:
+            say(f"step {step}: on all {values['frames']} of them loss {values['loss']:.4g}")
 
     def _save(self, step: int, metrics: Metrics | None) -> None:
         self._check(step)
@@ -409,7 +420,10 @@ class _Loop:
     def _end(self, step: int) -> TrainingResult:
         finished = step == self._config.steps
         if self._validation is not None:
-            print_table(*measured_table(self._validation, self._run.columns.action.names))
+            for run in self._run.datasets:
+                part = self._validation.get("datasets", {}).get(run.member.name, self._validation)
+                title, rows, headers = measured_table(part, run.columns.action.names)
+                print_table(f"{run.member.name}: {title}" if self._run.others else title, rows, headers)
         counts = _added(self._processes.gather(dict(self._policy.counts)))
         for line in described(counts):
             say(line)
@@ -433,7 +447,7 @@ class _Loop:
         options = self._config.policy
         if options.pushes and options.repo_id is not None and self._first:
             with self._optimizer.averaged(), self._run.generating():
-                address = self._policy.push_to_hub(options.repo_id, private=bool(options.private))
+                address = self._run.push(options.repo_id, private=bool(options.private))
             say(f"uploaded: {address}")
 
     def _result(self, step: int) -> TrainingResult:

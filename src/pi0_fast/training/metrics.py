@@ -42,14 +42,16 @@ class Meter:
         counts: of what was changed or left out of the batches, by name.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, datasets: Sequence[str] = ()) -> None:
+        """`datasets` are the names of several, whose losses are told apart."""
+        self._device, self._names = device, tuple(datasets)
         self.counts: Counter[str] = Counter()
         self._sums: dict[str, Any] = {}
         self._clear()
 
     def _clear(self) -> None:
         self._sums = {"steps": 0, "loss": self._zero(), "grad_norm": self._zero(), "frames": 0, "target_ids": 0}
+        self._datasets = self._zero().expand(len(self._names), 2).clone()
         self.counts.clear()
         self.restart_clock()
 
@@ -85,6 +87,10 @@ class Meter:
         self._frames_timed += frames
         self._ids_timed += target_ids
         self._waited += waited_s
+
+    def add_datasets(self, losses: Tensor) -> None:
+        """Of a step, or a part of it: what each dataset added to the loss and its weight there, float [D, 2]."""
+        self._datasets = self._datasets.to(losses.device) + losses
 
     def check(self, step: int, since: int, way_out: str) -> None:
         """Refuse losses and gradients that are no numbers; waits for the device.
@@ -122,13 +128,18 @@ class Meter:
         counts = {name: count for name, count in sorted(self.counts.items()) if count and name != "rows"}
         if counts:
             values["counts"] = counts
+        if self._names:
+            sums = zip(self._names, self._datasets.tolist(), strict=True)
+            # A dataset that none of the steps had has no loss.
+            values["dataset_losses"] = {name: loss / weight for name, (loss, weight) in sums if weight}
         self._clear()
         return values
 
     def state(self) -> dict[str, Any]:
         """The sums, as JSON holds them exactly."""
         plain = {name: float(self._sums[name]) for name in ("loss", "grad_norm")}
-        return {**{name: self._sums[name] for name in _SUMS}, **plain, "counts": dict(self.counts)}
+        datasets = {"datasets": self._datasets.tolist()} if self._names else {}
+        return {**{name: self._sums[name] for name in _SUMS}, **plain, "counts": dict(self.counts), **datasets}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go on with what `state` gave."""
@@ -137,6 +148,8 @@ class Meter:
         for name in ("loss", "grad_norm"):
             self._sums[name] = self._zero() + state[name]
         self.counts.update(state["counts"])
+        if self._names and len(state.get("datasets", ())) == len(self._names):
+            self._datasets = self._datasets + torch.tensor(state["datasets"], dtype=self._datasets.dtype)
 
 
 def combined(values: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -83,6 +83,8 @@ _NOT_CHANGED = (
     *("input_features", "output_features", "normalization_mapping", "pretrained_path", "action_feature_names"),
 )
 _DEVICES = ("cuda", "mps", "cpu")
+#: Decisions that are not about one dataset.
+_OF_THE_RUN = ("device", "dtype", "weights", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -184,6 +186,11 @@ class Run:
             lora.write_adapter_checkpoint(directory, policy, peft, base)
             write_robots(directory, others)
 
+    def push(self, repo_id: str, *, private: bool) -> str:
+        """Upload the policy's files to the hub, and return the address of the commit."""
+        others = {run.member.name: run.policy.checkpoint() for run in self.others}
+        return self.policy.push_to_hub(repo_id, private=private, others=others, name=self.member.name)
+
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
         return nullcontext() if self.config.peft is None else lora.merged_within(self.policy)
@@ -234,8 +241,8 @@ def set_up(config: TrainConfig) -> Run:
         each.policy.train()
     _freeze(run)
     for each in run.datasets:
-        prefix = f"{each.member.name}: " if others else ""
         for decision in each.decisions:
+            prefix = f"{each.member.name}: " if others and decision.what not in _OF_THE_RUN else ""
             say(f"{prefix}{decision.what}: {decision.value} ({decision.why})")
     return run
 
@@ -361,6 +368,11 @@ def _open_datasets(config: TrainConfig, start: _Start) -> list[_Data]:
                 cameras.setdefault(key, feature)
     found = []
     for member, reader, own in zip(members, readers, columns, strict=True):
+        if cameras and not own.cameras:
+            raise UsageError(
+                f"{member.repo_id} has no camera, but the policy looks at {', '.join(cameras)}: leave that dataset out, "
+                "or train without cameras"
+            )
         there = {own.policy_name(key) for key in own.cameras}
         lacking = tuple(key for key in cameras if key not in there and key not in own.missing_cameras)
         found.append(
@@ -599,7 +611,9 @@ def _policy_config(
         why = f"the default on {device.type}; --policy.dtype changes it"
         decisions.append(Decision("dtype", str(decided["dtype"]), why))
     else:
-        decisions.append(Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if "dtype" in given else "the run's"))
+        decisions.append(
+            Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if "dtype" in given else "the run's")
+        )
     names = given.get("action_feature_names", base.action_feature_names)
     if names is None or len(names) != columns.action.shape[0]:
         decided["action_feature_names"] = columns.action_names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,27 @@ def measure(
     return None if any(each.stopped for each in every) else _Sums.of(every).means()
 
 
+def over_datasets(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """What `measure` found on several datasets as one, and ``datasets``, each by its name; of one, what it found.
+
+    Errors of actions are in units of the robots, and have no mean over them.
+    """
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    found = list(parts.values())
+
+    def mean(name: str, of: str) -> float:
+        return float(sum(part[name] * part[of] for part in found if part[of]) / max(sum(part[of] for part in found), 1))
+
+    return {
+        "frames": sum(part["frames"] for part in found),
+        "loss": mean("loss", "loss_units"),
+        "token_accuracy": mean("token_accuracy", "action_tokens"),
+        "malformed": mean("malformed", "frames"),
+        "datasets": dict(parts),
+    }
+
+
 def _whole(batch: dict[str, Any]) -> dict[str, Any] | None:
     """The rows without padded steps."""
     kept = np.flatnonzero(~batch[PADDING_KEY].any(axis=1))
@@ -160,6 +181,8 @@ class _Sums:
             "loss": self.loss / self.units if self.units else math.nan,
             "token_accuracy": self.hits / max(self.actions, 1),
             "malformed": self.malformed / self.rows,
+            "loss_units": self.units,
+            "action_tokens": self.actions,
         }
 
 

@@ -1,0 +1,255 @@
+"""Several datasets in one run: what a batch of them is, what they have in common, and what each keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+from tiny_runs import PIXELS, arguments, build_dataset, weights, write_architecture  # noqa: E402
+
+from pi0_fast.cli import main  # noqa: E402
+from pi0_fast.data.writer import LeRobotWriter  # noqa: E402
+from pi0_fast.policy import PI0FastPolicy  # noqa: E402
+from pi0_fast.policy_config import ACTION_KEY, STATE_KEY  # noqa: E402
+from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
+from pi0_fast.training.metrics import read_metrics  # noqa: E402
+from pi0_fast.training.mixture import MixedPreparation  # noqa: E402
+from pi0_fast.training.setup import Run, set_up  # noqa: E402
+from pi0_fast.types import PolicyError, UsageError  # noqa: E402
+
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def build_other(root: Path) -> Path:
+    """Another robot: two joints, five numbers of state, another frame rate, and two cameras of other sizes."""
+    random = np.random.default_rng(1)
+    features = {
+        "state": {"dtype": "float32", "shape": [5]},
+        "move": {"dtype": "float32", "shape": [2], "names": ["left", "right"]},
+        TOP: {"dtype": "image", "shape": [PIXELS, PIXELS, 3]},
+        WRIST: {"dtype": "image", "shape": [20, 36, 3]},
+    }
+    with LeRobotWriter(root, fps=25, features=features) as writer:
+        for length in (16, 12):
+            state = random.normal(0, 3, (length, 5)).astype(np.float32)
+            columns = {
+                "state": state,
+                "move": np.cumsum(state[:, :2], axis=0),
+                TOP: random.integers(0, 256, (length, PIXELS, PIXELS, 3), np.uint8),
+                WRIST: random.integers(0, 256, (length, 20, 36, 3), np.uint8),
+            }
+            writer.add_episode(columns, task="push")
+    return root
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mixture")
+    build_dataset(folder / "data")
+    write_architecture(folder / "sizes.json")
+    build_other(folder / "other")
+    return folder
+
+
+def line(home: Path, output: Path, **flags: object) -> list[str]:
+    given = {
+        "dataset.repo_id": '["lab/arm","lab/push"]',
+        "dataset.root": json.dumps([str(home / "data"), str(home / "other")]),
+        "dataset.state_key": '["observation.state","state"]',
+        "dataset.action_key": '["action","move"]',
+        "batch_size": 5,
+        **flags,
+    }
+    return arguments(home, output, **given)
+
+
+def run(home: Path, output: Path, **flags: object) -> Run:
+    config = parse_train(TrainConfig, line(home, output, **flags)[1:], "pi0-fast train")
+    config.validate()
+    return set_up(config.resolved())
+
+
+@pytest.fixture(scope="module")
+def made(home: Path) -> Run:
+    return run(home, home / "unused", **{"dataset.weights": "[0.5, 0.5]"})
+
+
+def test_each_dataset_keeps_its_dimensions_and_units(made: Run) -> None:
+    arm, push = made.datasets
+    assert [each.member.name for each in made.datasets] == ["lab_arm", "lab_push"]
+    assert arm.policy.model is push.policy.model
+    assert [each.policy.config.action_dim for each in made.datasets] == [3, 2]
+    assert [each.policy.config.state_dim for each in made.datasets] == [4, 5]
+    assert arm.policy.config.image_keys == push.policy.config.image_keys == (TOP, WRIST)
+    assert arm.columns.missing_cameras == (WRIST,)
+    assert push.columns.missing_cameras == ()
+    assert push.policy.config.action_feature_names == ["left", "right"]
+    tokenizers = [each.policy.preparation.action_tokenizer for each in made.datasets]
+    assert [tokenizer.action_dim for tokenizer in tokenizers] == [3, 2]
+    for each in made.datasets:
+        processors = each.policy.preparation.processors
+        np.testing.assert_allclose(processors.state.statistics["q99"], each.statistics[STATE_KEY].q99, rtol=1e-6)
+        np.testing.assert_allclose(processors.action.statistics["q99"], each.statistics[ACTION_KEY].q99, rtol=1e-6)
+
+
+def test_the_loss_of_a_joined_batch_is_that_of_its_rows(made: Run) -> None:
+    """Beside each dataset's rows alone, without any joining: the mean weighted by target ids."""
+    made.policy.eval()
+    with made.batches(0, 3) as batches, torch.no_grad():
+        for step, joined in enumerate(batches):
+            loss, info = made.policy(joined)
+            indices, _ = made.sampler(5).batch(step)
+            assert joined.dataset_of_row is not None
+            assert joined.states.shape[1] == 5
+            total = units = 0.0
+            for number, each in enumerate(made.datasets):
+                first = number * len(made.train_frames)
+                rows = [i - first for i in indices.tolist() if first <= i < first + len(each.train_frames)]
+                batch = each.train_frames.batch(rows)
+                whole = np.flatnonzero(~batch["action_is_pad"].any(axis=1))
+                if len(whole) == 0:
+                    assert float(info["dataset_losses"][number, 1]) == 0
+                    continue
+                own, alone = each.policy(
+                    {k: [v[r] for r in whole] if isinstance(v, list) else v[whole] for k, v in batch.items()}
+                )
+                ours = info["dataset_losses"][number]
+                assert float(ours[0] / ours[1]) == pytest.approx(float(own), rel=1e-5)
+                total, units = total + float(own) * alone["target_ids"], units + alone["target_ids"]
+            assert float(loss) == pytest.approx(total / units, rel=1e-5)
+            assert float(info["dataset_losses"][:, 0].sum()) == pytest.approx(float(loss), rel=1e-5)
+            assert float(info["dataset_losses"][:, 1].sum()) == pytest.approx(1, rel=1e-5)
+
+
+def test_rows_see_only_the_cameras_of_their_dataset(made: Run) -> None:
+    with made.batches(0, 1) as batches:
+        (joined,) = batches
+    assert joined.cameras == (TOP, WRIST)
+    assert joined.dataset_of_row is not None
+    np.testing.assert_array_equal(
+        joined.camera_valid, np.stack([joined.dataset_of_row >= 0, joined.dataset_of_row == 1], axis=1)
+    )
+    assert joined.images is not None
+    assert torch.all(joined.images[joined.dataset_of_row == 0, 1] == -1)
+    # What lies there changes nothing.
+    made.policy.eval()
+    with torch.no_grad():
+        before, _ = made.policy(joined)
+        joined.images[joined.dataset_of_row == 0, 1] = 0.7
+        assert torch.equal(made.policy(joined)[0], before)
+        joined.images[joined.dataset_of_row == 1, 1] = 0.7
+        assert not torch.equal(made.policy(joined)[0], before)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"policy.prompt_format": "openpi"},
+        {"policy.attend_missing_cameras": "true"},
+        {"policy.count_padding_in_positions": "true"},
+        {"policy.empty_cameras": 1, "policy.attend_missing_cameras": "true"},
+        {"policy.use_relative_actions": "true", "policy.action_feature_names": '["a","b","c"]'},
+    ],
+)
+def test_the_variants_of_prompts_and_cameras(home: Path, tmp_path: Path, flags: dict[str, object]) -> None:
+    """A joined batch of one dataset's rows is that dataset's batch, whatever else could be in it."""
+    made = run(home, tmp_path / "out", **flags, **{"dataset.whole_chunks": "true"})
+    made.policy.eval()
+    for number, each in enumerate(made.datasets):
+        batch = each.train_frames.batch([0, 3, 9])
+        joined = MixedPreparation([one.policy.preparation for one in made.datasets]).training([(number, batch)])
+        with torch.no_grad():
+            alone, _ = each.policy(batch)
+            loss, info = made.policy(joined)
+        assert float(loss) == pytest.approx(float(alone), rel=1e-5)
+        np.testing.assert_allclose(info["dataset_losses"][number], [float(alone), 1], rtol=1e-5)
+
+
+def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = {"dataset.weights": "[3, 1]", "eval_freq": 4, "dataset.val_fraction": 0.3, "max_eval_samples": 6}
+    assert main(line(home, tmp_path / "whole", **flags)) == 0, capsys.readouterr().err
+    printed = capsys.readouterr().out
+    assert re.search(r"step 4: on \d+ held-out frames of lab_push loss", printed)
+    assert re.search(r"step 4: on all \d+ of them loss", printed)
+    lines = [each for each in read_metrics(tmp_path / "whole") if each["kind"] == "train"]
+    for each in lines:
+        assert set(each["dataset_losses"]) == {"lab_arm", "lab_push"}
+        assert (
+            min(each["dataset_losses"].values()) - 1e-6 <= each["loss"] <= max(each["dataset_losses"].values()) + 1e-6
+        )
+    measured = [each for each in read_metrics(tmp_path / "whole") if each["kind"] == "validation"][-1]
+    parts = measured["datasets"]
+    assert [len(parts[name]["action_l1_by_dimension"]) for name in ("lab_arm", "lab_push")] == [3, 2]
+    units = [parts[name]["loss_units"] for name in parts]
+    assert measured["loss"] == pytest.approx(np.average([parts[name]["loss"] for name in parts], weights=units))
+
+    shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
+    for step in (6, 8):
+        shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"{step:06d}")
+    (tmp_path / "cut" / "checkpoints" / "last").unlink()
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'cut'}"]) == 0
+    printed = capsys.readouterr()
+    assert "at step 4 of 8" in printed.out
+    assert "will differ" not in printed.err
+    assert weights(tmp_path / "cut", 8) == weights(tmp_path / "whole", 8)
+    for name in ("loss", "dataset_losses"):
+        assert [each[name] for each in read_metrics(tmp_path / "cut") if each["kind"] == "train"] == [
+            each[name] for each in lines
+        ]
+    check_robots(tmp_path / "whole" / "checkpoints" / "last" / "pretrained_model", home, tmp_path)
+
+
+def check_robots(saved: Path, home: Path, tmp_path: Path) -> None:
+    files = sorted(str(path.relative_to(saved)) for path in (saved / "robots" / "lab_push").rglob("*.safetensors"))
+    assert not any("model" in Path(name).name for name in files), "no weights"
+    first = PI0FastPolicy.from_pretrained(saved)
+    assert first.config.action_dim == 3
+    assert PI0FastPolicy.from_pretrained(saved, robot="lab/arm").config == first.config
+    push = PI0FastPolicy.from_pretrained(saved, robot="lab/push")
+    assert (push.config.action_dim, push.config.state_dim) == (2, 5)
+    for name, value in push.model.state_dict().items():
+        assert torch.equal(value, first.model.state_dict()[name])
+    observation = {
+        TOP: np.zeros((PIXELS, PIXELS, 3), np.uint8),
+        WRIST: np.zeros((20, 36, 3), np.uint8),
+        "state": np.zeros(5, np.float32),
+        "task": "push",
+    }
+    chunk = push.predict_action_chunk(observation)
+    assert chunk.shape == (1, 4, 2)
+    # Saved by itself it is a policy like any other, also where the whole mixture was.
+    shutil.copytree(saved, tmp_path / "alone")
+    push.save_pretrained(tmp_path / "alone")
+    assert not (tmp_path / "alone" / "robots").exists()
+    again = PI0FastPolicy.from_pretrained(tmp_path / "alone")
+    assert torch.equal(again.predict_action_chunk(observation), chunk)
+    with pytest.raises(PolicyError, match="no robot 'lab_push'; it was trained on one dataset"):
+        PI0FastPolicy.from_pretrained(tmp_path / "alone", robot="lab_push")
+    with pytest.raises(PolicyError, match="no robot 'x'; it has lab_arm, lab_push"):
+        PI0FastPolicy.from_pretrained(saved, robot="x")
+    # Parts of another run's robot are noticed.
+    other = shutil.copytree(saved, tmp_path / "mixed")
+    shutil.rmtree(other / "robots" / "lab_push" / "tokenizers" / "action")
+    shutil.copytree(saved / "tokenizers" / "action", other / "robots" / "lab_push" / "tokenizers" / "action")
+    with pytest.raises(PolicyError, match=r"chunks of 4 steps and 3 dimensions|robots/lab_push/tokenizers/action"):
+        PI0FastPolicy.from_pretrained(other, robot="lab_push")
+    PI0FastPolicy.from_pretrained(other)
