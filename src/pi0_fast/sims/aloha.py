@@ -48,7 +48,6 @@ class AlohaSimulator:
         if task not in TASKS:
             raise SimulatorError(f"aloha has no task {task!r}; it has {', '.join(TASKS)}")
         settings.checked_options(())
-        rendering.choose_backend()
         name, text = TASKS[task]
         self._environment = _module().AlohaEnv(name, obs_type="pixels_agent_pos")
         self._physics = self._environment._env.physics
@@ -120,7 +119,7 @@ class AlohaSimulator:
 
 
 def _module() -> Any:
-    return load("gym_aloha.env", "aloha", "gym-aloha")
+    return rendering.load_with_mujoco("gym_aloha.env", "aloha", "gym-aloha")
 
 
 def open_simulator(task: str, settings: Settings) -> Simulator:
@@ -135,6 +134,5 @@ def task_names() -> tuple[str, ...]:
 
 def preflight() -> None:
     """The package can be imported, and MuJoCo can render."""
-    rendering.choose_backend()
     _module()
     rendering.check_renderer()

@@ -111,7 +111,6 @@ class MetaWorldSimulator:
             action_low=-limit,
             action_high=limit,
         )
-        rendering.choose_backend()
         self._environment = _environment(task)
         self._policy_class = load("metaworld.policies", "metaworld").ENV_POLICY_MAP[task]
         self._renderer = rendering.OffscreenRenderer(self._environment.model, fast=settings.fast_rendering)
@@ -164,7 +163,7 @@ class MetaWorldSimulator:
 
 def _environment(task: str) -> Any:
     """Meta-World's environment of a task, with the goal drawn anew by each reset and seen by the expert."""
-    environment = load("metaworld.env_dict", "metaworld").ALL_V3_ENVIRONMENTS[task]()
+    environment = rendering.load_with_mujoco("metaworld.env_dict", "metaworld").ALL_V3_ENVIRONMENTS[task]()
     environment._partially_observable = False
     environment.__dict__.pop("sawyer_observation_space", None)  # cached from when the goal was hidden
     environment._set_task_called = True
@@ -185,6 +184,5 @@ def task_names() -> tuple[str, ...]:
 
 def preflight() -> None:
     """The package can be imported, and MuJoCo can render."""
-    rendering.choose_backend()
-    load("metaworld.env_dict", "metaworld")
+    rendering.load_with_mujoco("metaworld.env_dict", "metaworld")
     rendering.check_renderer()

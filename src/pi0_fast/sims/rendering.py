@@ -1,24 +1,28 @@
 """MuJoCo pictures without a screen: which OpenGL is used, and one renderer for all cameras and sizes of a world.
 
-`choose_backend` sets MUJOCO_GL where it is unset, before MuJoCo is imported, since MuJoCo decides at import. A
-renderer opens OpenGL at its first picture, so that physics alone needs none. Left out: windows, depth, segmentation.
+`choose_backend` sets MUJOCO_GL where it is unset. A renderer opens OpenGL at its first picture, so that physics alone
+needs none, and by the backend's own class, since MuJoCo's choice is made when it is first imported, by whomever.
+Left out: windows, depth, segmentation.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import subprocess
 import sys
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from pi0_fast.sims.packages import load
 from pi0_fast.types import SimulatorError
 
 BACKEND = "MUJOCO_GL"
 #: Debian and Ubuntu packages that bring a renderer, by backend; either one suffices, no GPU is needed.
-APT_PACKAGES = {"egl": ("libegl1", "libgl1-mesa-dri"), "osmesa": ("libosmesa6",)}
+APT_PACKAGES = {"egl": ("libegl1", "libgl1", "libgl1-mesa-dri"), "osmesa": ("libosmesa6",)}
 APT_LINE = f"apt-get install -y {' '.join(APT_PACKAGES['egl'])}"
 
 _PROBE = """
@@ -49,15 +53,15 @@ def _works(backend: str) -> str | None:
 def choose_backend() -> str | None:
     """How MuJoCo renders here: what MUJOCO_GL says, else EGL where it works, else OSMesa; sets MUJOCO_GL so.
 
-    Nothing is chosen where MUJOCO_GL is set, where MuJoCo is missing or imported already, or where the system
-    brings its own (macOS, Windows). Where neither works MUJOCO_GL stays unset, and the first picture fails with the remedy.
+    Nothing is chosen where MUJOCO_GL is set, where MuJoCo is missing, or where the system brings its own (macOS).
+    Where neither works MUJOCO_GL stays unset, and the first picture fails with the remedy.
 
     Returns:
         The backend's name, or None for MuJoCo's own choice.
     """
     if os.environ.get(BACKEND):
         return os.environ[BACKEND]
-    if sys.platform != "linux" or "mujoco" in sys.modules or importlib.util.find_spec("mujoco") is None:
+    if sys.platform != "linux" or importlib.util.find_spec("mujoco") is None:
         return None
     for backend in APT_PACKAGES:
         if _works(backend) is None:
@@ -66,8 +70,23 @@ def choose_backend() -> str | None:
     return None
 
 
+def load_with_mujoco(module: str, extra: str, package: str | None = None) -> ModuleType:
+    """`packages.load` for what builds on MuJoCo: the backend is chosen first, since MuJoCo loads it when imported.
+
+    Raises:
+        SimulatorError: the package is missing, or MUJOCO_GL names a backend that is; with the line to run.
+    """
+    choose_backend()
+    if "mujoco" not in sys.modules and importlib.util.find_spec("mujoco") is not None:
+        try:
+            importlib.import_module("mujoco")
+        except Exception as error:  # PyOpenGL without a library raises AttributeError, and others
+            raise SimulatorError(_no_renderer(f"{type(error).__name__}: {error}")) from error
+    return load(module, extra, package)
+
+
 def check_renderer() -> None:
-    """Try to render; SimulatorError with the remedy where nothing does. Works before and after MuJoCo's import."""
+    """Try to render; SimulatorError with the remedy where nothing does."""
     backend = os.environ.get(BACKEND)
     tried = [backend] if backend else ["egl", "osmesa"] if sys.platform == "linux" else [""]
     reasons = {name: _works(name) for name in tried}
@@ -81,6 +100,16 @@ def _no_renderer(reason: str) -> str:
     packages = APT_PACKAGES.get(backend or "egl", APT_PACKAGES["egl"])
     remedy = f"install a renderer: apt-get install -y {' '.join(packages)}"
     return f"MuJoCo cannot render here{said} ({reason}): {remedy}" + (f", or unset {BACKEND}" if backend else "")
+
+
+def _context_class() -> Any:
+    """The class that opens OpenGL by the backend that is set, whatever was set when MuJoCo was imported."""
+    backend = os.environ.get(BACKEND)
+    if sys.platform == "linux" and backend in APT_PACKAGES:
+        return importlib.import_module(f"mujoco.{backend}").GLContext
+    if sys.platform == "linux" and not backend:
+        check_renderer()  # nothing could be chosen: it says why
+    return importlib.import_module("mujoco").GLContext
 
 
 class OffscreenRenderer:
@@ -110,9 +139,11 @@ class OffscreenRenderer:
             buffer = self._model.vis.global_
             buffer.offheight, buffer.offwidth = max(buffer.offheight, height), max(buffer.offwidth, width)
             try:
-                opengl = mujoco.GLContext(buffer.offwidth, buffer.offheight)
+                opengl = _context_class()(buffer.offwidth, buffer.offheight)
                 opengl.make_current()
                 context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_150)
+            except SimulatorError:
+                raise
             except Exception as error:  # what drivers and PyOpenGL raise has no common class
                 raise SimulatorError(_no_renderer(f"{type(error).__name__}: {error}")) from error
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
