@@ -77,6 +77,7 @@ ACTIONS += [
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
 TRAINING = ["launch", "watch", "processes", "sharding"]
 TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora", "setup", "audit"]
+TRAINING += ["mixture_report"]
 TRAINING += ["optimizer", "metrics", "baselines", "validation", "loop"]
 INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
 

@@ -24,7 +24,7 @@ from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training.metrics import read_metrics  # noqa: E402
 from pi0_fast.training.mixture import MixedPreparation  # noqa: E402
 from pi0_fast.training.setup import Run, set_up  # noqa: E402
-from pi0_fast.types import PolicyError, UsageError  # noqa: E402
+from pi0_fast.types import PolicyError  # noqa: E402
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 
@@ -190,6 +190,7 @@ def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
     printed = capsys.readouterr().out
     assert re.search(r"step 4: on \d+ held-out frames of lab_push loss", printed)
     assert re.search(r"step 4: on all \d+ of them loss", printed)
+    check_report(tmp_path / "whole" / "report.json", printed)
     lines = [each for each in read_metrics(tmp_path / "whole") if each["kind"] == "train"]
     for each in lines:
         assert set(each["dataset_losses"]) == {"lab_arm", "lab_push"}
@@ -215,10 +216,23 @@ def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
         assert [each[name] for each in read_metrics(tmp_path / "cut") if each["kind"] == "train"] == [
             each[name] for each in lines
         ]
-    check_robots(tmp_path / "whole" / "checkpoints" / "last" / "pretrained_model", home, tmp_path)
+    check_robots(tmp_path / "whole" / "checkpoints" / "last" / "pretrained_model", tmp_path)
 
 
-def check_robots(saved: Path, home: Path, tmp_path: Path) -> None:
+def check_report(file: Path, printed: str) -> None:
+    content = json.loads(file.read_text())
+    arm, push = content["mixture"]
+    assert (arm["dataset"], arm["weight"], arm["share"]) == ("lab_arm", 3, 0.75)
+    assert (push["episodes"], push["frames/s"], push["s a chunk"]) == (1, 25, 4 / 25)
+    assert arm["frames"] + push["frames"] == round(arm["frames"] / arm["of all frames"])
+    assert push["ids a chunk"] == content["further"]["lab_push"]["tokens"]["target ids, mean"]
+    assert content["further"]["lab_push"]["data"]["dataset"].startswith("lab/push")
+    assert content["data"]["dataset"].startswith("lab/arm")
+    assert "lab_push: Tokens" in printed
+    assert printed.count(": Parameters") == 1
+
+
+def check_robots(saved: Path, tmp_path: Path) -> None:
     files = sorted(str(path.relative_to(saved)) for path in (saved / "robots" / "lab_push").rglob("*.safetensors"))
     assert not any("model" in Path(name).name for name in files), "no weights"
     first = PI0FastPolicy.from_pretrained(saved)

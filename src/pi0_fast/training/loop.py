@@ -34,12 +34,12 @@ from pi0_fast.display import print_table, progress, say, warn
 from pi0_fast.flag_names import OF_TRAINING, flags_named
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
-from pi0_fast.training.audit import report
 from pi0_fast.training.baselines import beside, measured_table
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.launch import read_launch
 from pi0_fast.training.loader import TrainBatches
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, combined, trackers
+from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.setup import Run, set_up

@@ -370,8 +370,7 @@ def _open_datasets(config: TrainConfig, start: _Start) -> list[_Data]:
     for member, reader, own in zip(members, readers, columns, strict=True):
         if cameras and not own.cameras:
             raise UsageError(
-                f"{member.repo_id} has no camera, but the policy looks at {', '.join(cameras)}: leave that dataset out, "
-                "or train without cameras"
+                f"{member.repo_id} has no camera, but the policy looks at {', '.join(cameras)}: leave that dataset out"
             )
         there = {own.policy_name(key) for key in own.cameras}
         lacking = tuple(key for key in cameras if key not in there and key not in own.missing_cameras)

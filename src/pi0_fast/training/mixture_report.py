@@ -1,0 +1,72 @@
+"""The report before the first step, of one dataset or of several: what each contributes, and what it looks like.
+
+Left out: what is measured of one dataset (audit.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pi0_fast.display import print_table, warn
+from pi0_fast.training import audit
+from pi0_fast.training.audit import REPORT_FILE, Audit
+from pi0_fast.training.sampler import MixtureSampler
+from pi0_fast.training.setup import Run
+from pi0_fast.types import PolicyError
+
+
+def report(run: Run) -> dict[str, Audit]:
+    """`audit.audit` of each dataset by its name, printed, and saved as report.json in the run's directory.
+
+    Of a mixture report.json is that of the first dataset, and has ``mixture``, the table of what each dataset
+    contributes, and ``further``, the reports of the others by name.
+
+    Raises:
+        PolicyError: as in `audit.audit`, or an `Audit.problem`, after all was printed and saved.
+        OSError: the directory cannot be written.
+    """
+    if not run.others:
+        return {run.member.name: audit.report(run)}
+    audits = {each.member.name: audit.audit(each) for each in run.datasets}
+    mixture = contributions(run, audits)
+    print_table("Datasets", [list(row.values()) for row in mixture], list(mixture[0]))
+    for name, result in audits.items():
+        for title, rows, headers in result.tables():
+            if title != "Parameters" or name == run.member.name:
+                print_table(f"{name}: {title}", rows, headers)
+        for line in result.warnings():
+            warn(f"{name}: {line}")
+    folder = run.config.output_path
+    folder.mkdir(parents=True, exist_ok=True)
+    first, *others = audits.items()
+    content = {**first[1].to_json(), "mixture": mixture, "further": {name: result.content for name, result in others}}
+    (folder / REPORT_FILE).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    problems = [f"{name}: {result.problem}" for name, result in audits.items() if result.problem is not None]
+    if problems:
+        raise PolicyError("; ".join(problems))
+    return audits
+
+
+def contributions(run: Run, audits: dict[str, Audit]) -> list[dict[str, Any]]:
+    """What each dataset of a mixture gives to it; ``share`` is its part of all draws, which weights set.
+
+    One chunk is as many steps for every dataset, and so takes longer at fewer frames a second.
+    """
+    sampler = run.sampler(1)
+    assert isinstance(sampler, MixtureSampler)
+    total = sum(len(each.train_frames) for each in run.datasets)
+    return [
+        {
+            "dataset": each.member.name,
+            "episodes": len(each.train_frames.episodes),
+            "frames": len(each.train_frames),
+            "frames/s": float(each.reader.fps),
+            "s a chunk": each.policy.config.chunk_size / each.reader.fps,
+            "weight": "frames" if each.member.weight is None else each.member.weight,
+            "share": share,
+            "of all frames": len(each.train_frames) / total,
+            "ids a chunk": audits[each.member.name].content["tokens"]["target ids, mean"],
+        }
+        for each, share in zip(run.datasets, sampler.shares(), strict=True)
+    ]
