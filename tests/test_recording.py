@@ -359,3 +359,56 @@ def test_the_place_of_a_dataset_without_root(tmp_path: Path, monkeypatch: pytest
     made = record(dataclasses.replace(config(tmp_path), root=None, n_episodes=1))
     assert made.root == tmp_path / "local/toy"
     assert len(open_dataset(NAME).episodes) == 1
+
+
+LEROBOT = """
+import sys
+import shim_torchvision
+shim_torchvision.install()
+import numpy as np
+import torch
+from torchvision import transforms
+if not callable(transforms.ToTensor()):  # a stand-in that does not convert
+    transforms.ToTensor.__call__ = lambda self, image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
+from lerobot.utils.feature_utils import dataset_to_policy_features
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
+dataset = LeRobotDataset("local/toy", root=sys.argv[1], video_backend="pyav")
+items = [dataset[i] for i in range(len(dataset))]
+np.savez(
+    sys.argv[2],
+    **{key: np.stack([item[key].numpy() for item in items]) for key in items[0] if key != "task"},
+    tasks=np.array([item["task"] for item in items]),
+    policy=np.array(sorted(dataset_to_policy_features(dataset.features))),
+)
+"""
+
+
+@pytest.mark.interop
+@pytest.mark.parametrize("video", [False, True])
+def test_lerobot_sees_the_same(tmp_path: Path, video: bool) -> None:
+    python = os.environ.get("PI0_FAST_LEROBOT_PYTHON")
+    if not python:
+        pytest.skip("PI0_FAST_LEROBOT_PYTHON names no interpreter with lerobot 0.6.1")
+    root = tmp_path / "it"
+    record(config(root, task=BOTH, video=video, every=3))
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "home")}
+    command = [python, "-c", LEROBOT, str(root), str(tmp_path / "seen.npz")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    reader = open_dataset(NAME, root=root)
+    cameras = Cameras(reader, reader.camera_keys)
+    with np.load(tmp_path / "seen.npz") as seen:
+        for key in ("observation.state", "action", "executed_action", "image_age"):
+            ours = np.concatenate([episode.columns[key] for episode in reader.iter_episodes([key])])
+            np.testing.assert_array_equal(seen[key], ours)
+        for key in cameras.keys:
+            images = [
+                image
+                for record in reader.episodes
+                for image in cameras.frames(key, record.index, range(record.length), np.arange(record.length) / 10)
+            ]
+            np.testing.assert_allclose(seen[key] * 255, np.stack(images).transpose(0, 3, 1, 2), atol=1)
+        texts = [text for record in reader.episodes for text in record.tasks * record.length]
+        assert seen["tasks"].tolist() == texts
+        # The columns of our own are no inputs of a policy there.
+        assert seen["policy"].tolist() == sorted([*cameras.keys, "observation.state", "action"])
