@@ -49,6 +49,10 @@ def test_a_simulator_is_made_from_the_flags() -> None:
     assert read("type=toy", "task=reach-blue", "image_size=8").arguments("reach-blue")["image_size"] == 8
 
 
+def test_simulators_with_a_usual_task_need_none() -> None:
+    assert (read("type=pusht").tasks, read("type=aloha").tasks) == (("PushT-v0",), ("AlohaInsertion-v0",))
+
+
 def test_no_simulator_is_the_default() -> None:
     assert read().tasks == ()
 

@@ -16,6 +16,8 @@ from pi0_fast.types import UsageError
 
 # As sims.ENV_TYPES (a test compares them), which needs numpy; help is to answer at once.
 ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
+#: As LeRobot's.
+USUAL_TASKS = {"pusht": "PushT-v0", "aloha": "AlohaInsertion-v0"}
 #: Far from the seeds that demonstrations are recorded with (0, 1, 2, ...), so that none of them is evaluated on.
 FIRST_SEED = 100_000
 #: Seeds of simulators are below this.
@@ -32,7 +34,10 @@ class EnvConfig:
         None, group=_ENV, help=f"Simulator: {', '.join(ENV_TYPES)} (toy needs no package).", shown="none"
     )
     task: list[str] | str | None = option(  # noqa: RUF009 - a field, and its default is None
-        None, group=_ENV, help='Name of the task, or a list: a,b or \'["a", "b"]\'.', shown="none"
+        None,
+        group=_ENV,
+        help='Name of the task, or a list: a,b or \'["a", "b"]\'.',
+        shown=", ".join(USUAL_TASKS.values()) + "; else it must be given",
     )
     cameras: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
         None, group=_ENV, help="Names of the cameras.", shown="the simulator's usual ones"
@@ -65,9 +70,9 @@ class EnvConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks, in order; empty where none is given."""
+        """The tasks, in order; the simulator's usual one, or none, where none is given."""
         if self.task is None:
-            return ()
+            return tuple(task for env_type, task in USUAL_TASKS.items() if env_type == self.type)
         given = self.task.split(",") if isinstance(self.task, str) else self.task
         return tuple(name.strip() for name in given)
 
@@ -155,7 +160,7 @@ class EvalOptions:
         check_whole("eval.batch_size", self.batch_size, 0)
         if self.max_steps is not None:
             check_whole("eval.max_steps", self.max_steps, 1)
-        if not self.timeout_s > 0:
+        if not check_number("eval.timeout_s", self.timeout_s) > 0:
             raise UsageError(f"--eval.timeout_s must be above 0, not {self.timeout_s}")
         if not self.use_async_envs:
             raise UsageError("--eval.use_async_envs=false is not offered: --eval.batch_size=1 runs one at a time")

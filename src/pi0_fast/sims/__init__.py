@@ -7,15 +7,27 @@ chooses the adapter. Left out: registering adapters from outside (any Gymnasium 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
+from pi0_fast.sims import rendering
 from pi0_fast.sims.protocol import Settings, Simulator, SimulatorSpec, StepResult
 from pi0_fast.types import SimulatorError
 
-__all__ = ["ENV_TYPES", "Simulator", "SimulatorSpec", "StepResult", "make", "preflight", "task_names"]
+__all__ = [
+    "ENV_TYPES",
+    "Simulator",
+    "SimulatorSpec",
+    "StepResult",
+    "choose_renderer",
+    "make",
+    "preflight",
+    "task_names",
+]
 
 #: Each is a file beside this one with `open_simulator`, `task_names` and `preflight`.
 ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
+_MUJOCO = ("metaworld", "aloha", "gym")
 
 
 def _adapter(env_type: str) -> Any:
@@ -59,6 +71,12 @@ def task_names(env_type: str) -> tuple[str, ...]:
     """Names of all tasks, in the simulator's order; empty for `gym`, which runs any id. SimulatorError: no package."""
     names: tuple[str, ...] = _adapter(env_type).task_names()
     return names
+
+
+def choose_renderer(env_types: Iterable[str]) -> None:
+    """Settle once for this process and those that it starts how MuJoCo renders, where one of these may need it."""
+    if any(env_type in _MUJOCO for env_type in env_types):
+        rendering.choose_backend()
 
 
 def preflight(env_type: str) -> None:

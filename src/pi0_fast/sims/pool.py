@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from pi0_fast.sims import choose_renderer
 from pi0_fast.sims.protocol import SimulatorSpec, StepResult
 from pi0_fast.sims.worker import Film, Ran, Run
 from pi0_fast.types import SimulatorError
@@ -169,6 +170,7 @@ class SimulatorPool:
             raise SimulatorError(
                 f"a pool needs an environment, a process and time; it got {len(environments)}, {processes}, {timeout}"
             )
+        choose_renderer(str(arguments.get("env_type")) for arguments in environments)
         self._timeout = timeout
         self._slots = [_Slot(dict(arguments)) for arguments in environments]
         self._processes = [_Process() for _ in range(min(processes or len(environments), len(environments)))]
