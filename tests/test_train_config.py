@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,12 @@ def test_the_directory_depends_on_the_time() -> None:
         ([*MINIMAL, "--dataset.image_transforms.max_shift=0.1"], "image_transforms.enable=true"),
         ([*MINIMAL, "--num_workers=0", "--prefetch_factor=2"], "--prefetch_factor has no effect"),
         ([*MINIMAL, "--save_checkpoint=false", "--keep_last=2"], "--keep_last has no effect"),
+        ([*MINIMAL, "--save_checkpoint=false", "--save_freq=5"], "--save_freq has no effect"),
+        ([*MINIMAL, "--save_checkpoint=false", "--peft.merge=true"], "--peft.merge has no effect"),
+        ([*MINIMAL, "--eval_freq=0", "--max_eval_samples=9"], "--max_eval_samples has no effect with --eval_freq=0"),
+        ([*MINIMAL, "--policy.fast_tokenizer_cache_dir=x"], "without --policy.auto_fit_fast_tokenizer=true"),
+        ([*MINIMAL, "--policy.fast_tokenizer_fit_samples=9"], "without --policy.auto_fit_fast_tokenizer=true"),
+        ([*MINIMAL, "--peft.target_modules=[]"], "--peft.target_modules is empty"),
         ([*MINIMAL, "--peft.r=4", "--freeze=[x]"], "only adapters are trained"),
         ([*MINIMAL, "--peft.method_type=DORA"], "one of LORA"),
         ([*MINIMAL, "--wandb.entity=me"], "--wandb.enable=true"),
@@ -325,6 +332,28 @@ def test_resume_from_a_given_checkpoint(tmp_path: Path) -> None:
         assert config.steps == 10
     config = read(["--resume=true", f"--config_path={run / 'checkpoints/000002/pretrained_model' / first.name}"])
     assert config.checkpoint == run / "checkpoints/000002"
+
+
+@pytest.mark.parametrize(
+    ("flag", "before"),
+    [
+        ("--policy.path=other", '"start"'),
+        ("--policy.text_tokenizer_name=byte", "null"),
+        ("--policy.use_relative_actions=true", "null"),
+        ("--policy.chunk_size=7", "null"),
+        ("--policy.auto_fit_fast_tokenizer=true", "false"),
+        ("--rename_map={c: d}", '{"a": "b"}'),
+        ("--peft.r=8", "4"),
+        ("--dataset.action_key=other", '"action"'),
+    ],
+)
+def test_what_belongs_to_the_run_is_not_ignored(tmp_path: Path, flag: str, before: str) -> None:
+    saved(tmp_path, 2, [*MINIMAL, "--rename_map={a: b}", "--peft.r=4"])
+    name = flag.partition("=")[0]
+    with pytest.raises(UsageError, match=rf"{name} belongs to the run \({re.escape(before)}\) and cannot be changed"):
+        read(["--resume=true", f"--output_dir={tmp_path}", flag])
+    same = ["--policy.path=start", "--rename_map={a: b}", "--peft.r=4", "--dataset.action_key=action"]
+    read(["--resume=true", f"--output_dir={tmp_path}", *same])
 
 
 def test_resume_of_a_run_that_saved_nothing(tmp_path: Path) -> None:

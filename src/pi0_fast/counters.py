@@ -13,17 +13,17 @@ _WORDS = {
     "state_above": "values of the state lay above the range of normalisation",
     "clipped_values": "values of actions lay outside the range of normalisation and were clipped",
     "saturated_coefficients": "coefficients were larger than the action tokenizer can express and were cut off",
+    "padded_rows": "rows reached beyond the end of their episode and carried no loss",
     "steps_without_loss": "steps had no row with loss and changed nothing",
 }
 _WORDS_OF_ROWS = {
-    "padded_rows": "reached beyond the end of their episode and carried no loss",
     "over_budget": "took more ids than max_action_tokens; none was cut",
     "malformed": "generated no valid chunk",
 }
 
 
 def described(counts: Mapping[str, int]) -> list[str]:
-    """One line for each counter that is not 0, with its name in brackets; of ``rows`` there is the share.
+    """One line for each counter that is not 0, with its name in brackets; of ``rows`` (with loss) there is the share.
 
     Args:
         counts: as `PI0FastPolicy.counts`.

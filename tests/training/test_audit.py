@@ -133,7 +133,7 @@ def test_the_advice_is_what_is_not_set_already(home: Path, tmp_path: Path) -> No
     assert "auto_fit" not in advice("b")
     assert advice("c").endswith("or choose a smaller --policy.chunk_size")
     fitted = next(path for path in (home / "tokenizers").iterdir() if path.is_dir())
-    named = advice("d", **{"policy.action_tokenizer_name": fitted, "policy.auto_fit_fast_tokenizer": "false"})
+    named = advice("d", **{"policy.action_tokenizer_name": fitted})
     assert named.endswith("or fit a tokenizer on this data (--policy.auto_fit_fast_tokenizer=true)")
     assert "max_decoding_steps=" in advice("e", **{"policy.max_decoding_steps": 12, "policy.constrained": "false"})
 

@@ -143,7 +143,9 @@ def test_what_a_run_leaves_behind(folder: Path, tmp_path: Path, capsys: pytest.C
 
 
 def test_without_held_out_frames_training_frames_are_measured(folder: Path, tmp_path: Path) -> None:
-    result = run(folder, tmp_path / "run", steps=1, eval_freq=1, max_eval_samples=3, save_checkpoint="false")
+    result = run(
+        folder, tmp_path / "run", steps=1, eval_freq=1, max_eval_samples=3, save_checkpoint="false", save_freq=20_000
+    )
     assert result.validation is not None
     assert not result.validation["held_out"]
     assert result.checkpoint is None

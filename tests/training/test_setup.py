@@ -21,6 +21,7 @@ from tiny_runs import ACTION, PIXELS, STATE, arguments, build_dataset  # noqa: E
 from pi0_fast import FastTokenizer, PI0FastConfig  # noqa: E402
 from pi0_fast.actions.normalize import NormalizationMode, exact_statistics  # noqa: E402
 from pi0_fast.data.reader import open_dataset  # noqa: E402
+from pi0_fast.data.writer import LeRobotWriter  # noqa: E402
 from pi0_fast.model.weights import load  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY  # noqa: E402
@@ -489,3 +490,51 @@ def test_a_runs_directory_as_the_checkpoint_to_begin_with(home: Path, tmp_path: 
         with pytest.raises(PolicyError, match=f"is no policy itself: give {place}"):
             started(home, tmp_path / "out", **{flag: tmp_path / "run"})
         started(home, tmp_path / "out", **{flag: place})
+
+
+# --- flags that would change nothing --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flag", "idle", "other", "value"),
+    [
+        ("compile_mode", "default", "compile_model", "true"),
+        ("relative_exclude_joints", "[]", "use_relative_actions", "true"),
+        ("validate_action_token_prefix", "false", "constrained", "false"),
+    ],
+)
+def test_a_setting_that_needs_another(home: Path, tmp_path: Path, flag: str, idle: str, other: str, value: str) -> None:
+    with pytest.raises(UsageError, match=f"--policy.{flag} has no effect without --policy.{other}={value}"):
+        run(home, tmp_path / "out", **{f"policy.{flag}": idle})
+    made = run(home, tmp_path / "out", quiet=True, **{f"policy.{flag}": idle, f"policy.{other}": value})
+    assert str(getattr(made.policy.config, other)).lower() == value
+
+
+def test_a_default_that_is_spelt_out_is_no_mistake(home: Path, tmp_path: Path) -> None:
+    run(
+        home, tmp_path / "out", **{"policy.compile_mode": "max-autotune", "policy.validate_action_token_prefix": "true"}
+    )
+
+
+def test_a_revision_of_a_local_directory(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"--policy\.pretrained_revision has no effect with the local directory"):
+        started(home, tmp_path / "out", **{"policy.path": home / "start", "policy.pretrained_revision": "main"})
+
+
+def test_pictures_that_are_not_there(home: Path, tmp_path: Path) -> None:
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [STATE]},
+        "action": {"dtype": "float32", "shape": [ACTION]},
+    }
+    with LeRobotWriter(tmp_path / "blind", fps=10, features=features) as writer:
+        random = np.random.default_rng(0)
+        columns = {key: random.normal(size=(20, *value["shape"])) for key, value in features.items()}
+        writer.add_episode({key: value.astype(np.float32) for key, value in columns.items()}, task="feel")
+    for flags in ({"dataset.cache_dir": tmp_path / "c"}, {"dataset.image_transforms.enable": "true"}):
+        with pytest.raises(UsageError, match=f"--{next(iter(flags))} has no effect: no camera is in use"):
+            run(home, tmp_path / "out", **{"dataset.root": tmp_path / "blind"}, **flags)
+
+
+def test_cudnn_on_a_device_without_it(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(home, tmp_path / "out", cudnn_deterministic="true")
+    assert "warning: --cudnn_deterministic changes nothing on cpu" in capsys.readouterr().err

@@ -37,7 +37,9 @@ def mean_action(processors: PolicyProcessors, wanted: FloatArray, states: FloatA
     Returns:
         [B, H, D] in the data's units; NaN where the policy's statistics have no mean.
     """
-    mean = processors.action.statistics.get("mean", np.full(wanted.shape[2], np.nan, np.float32))
+    mean = processors.action.statistics.get("mean")
+    if mean is None or not np.isfinite(mean).all():
+        return np.full(wanted.shape, np.nan, np.float32)
     chunks = np.broadcast_to(mean.astype(np.float32), wanted.shape).copy()
     return chunks if processors.relative is None else processors.relative.to_absolute(chunks, states)
 
