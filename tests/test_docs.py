@@ -72,3 +72,27 @@ def test_the_page_of_training(
 
     (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     parse_train(TrainConfig, shlex.split(block.replace("\\\n", " "))[2:], "pi0-fast train").validate()
+
+
+def test_the_page_of_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("av")
+    pytest.importorskip("PIL")
+    from pi0_fast.cli import COMMANDS, main
+
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs/record.md").read_text()
+    for block in re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        arguments = shlex.split(block.replace("\\\n", " "))[1:]
+        assert main([*arguments, *([] if "train-tokenizer" in arguments else ["--num_workers=0"])]) == 0
+    printed = capsys.readouterr().out
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for line in shown.splitlines():
+        assert line in printed
+    for block in blocks("docs/record.md"):
+        exec(compile(block, "docs/record.md", "exec"), {})
+    for block in re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        name, *arguments = shlex.split(block.replace("\\\n", " "))[1:]
+        command = COMMANDS[name]
+        command.parse(command.config_class, arguments, "pi0-fast").validate()

@@ -244,7 +244,7 @@ class RecordResult:
                     f"{sum(outcome.clipped for outcome in task.kept) / steps:.1%}",
                 ]
             )
-        headers = ["task", "kept", "failed", "frames", "frames/episode", "pictures", "clipped actions"]
+        headers = ["task", "kept", "failed", "frames", "frames/episode", "pictures", "cut by limits"]
         tables = [(f"Recorded in {self.seconds:.1f} s", rows, headers)]
         reasons = Counter((task.spec.task, outcome.reason) for task in self.tasks for outcome in task.dropped)
         if reasons:
