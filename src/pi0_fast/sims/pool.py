@@ -256,8 +256,9 @@ class SimulatorPool:
         return found
 
     def wait_for(self, slots: Iterable[int]) -> dict[int, Outcome]:
-        """The outcomes of these slots, each of which has a command out; others stay to be picked up."""
-        wanted = set(slots)
+        """The outcomes of these slots, in their order; each has a command out. Others stay to be picked up."""
+        order = list(slots)
+        wanted = set(order)
         idle = [slot for slot in wanted if not self._slots[slot].busy]
         if idle:
             raise SimulatorError(f"slots {idle} have no command to wait for")
@@ -272,7 +273,7 @@ class SimulatorPool:
         for outcome in others:
             self._slots[outcome.slot].busy = True
             self._outcomes.append(outcome)
-        return found
+        return {slot: found[slot] for slot in order}
 
     # ------------------------------------------------------------------------------------------------
     # Workers
