@@ -29,6 +29,7 @@ FROZEN = {
     "repo_id": dataclasses.MISSING,
     "root": None,
     "revision": None,
+    "weights": None,
     "cache_dir": None,
     "local_files_only": False,
     "max_episodes": None,

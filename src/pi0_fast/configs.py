@@ -27,6 +27,8 @@ LARGEST_VOCABULARY = 65_535
 SMALLEST_SCALE, LARGEST_SCALE = 1e-30, 1e30
 LARGEST_HEADROOM = 100.0
 
+#: Flags of `TokenizerTrainingConfig` that each of several datasets may have its own value of.
+_OF_EACH = ("root", "revision", "action_key", "state_key", "encoded_dims", "delta_dims", "delta_state_dims")
 _PATHS = ("root", "cache_dir", "output_dir", "tokenizer")
 
 _REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
@@ -35,27 +37,59 @@ _DATA, _ACTIONS, _NORMALIZATION = "Dataset", "Action encoding", "Normalization"
 _TOKENIZER, _OUTPUT, _HUB = "Tokenizer", "Output", "Hugging Face Hub"
 
 
+@dataclass(frozen=True)
+class TokenizerSource:
+    """One of the datasets that a tokenizer is fitted on, with its own values of `TokenizerTrainingConfig`'s fields."""
+
+    repo_id: str
+    root: str | None
+    revision: str | None
+    action_key: str
+    state_key: str
+    encoded_dims: str | None
+    delta_dims: str | None
+    delta_state_dims: str | None
+    weight: float | None
+
+    def validate(self) -> None:
+        """Refuse empty texts, and a revision of a local directory."""
+        for name in ("repo_id", "action_key", "state_key"):
+            check_text(name, getattr(self, name))
+        for name in ("root", "revision", "encoded_dims", "delta_dims", "delta_state_dims"):
+            if getattr(self, name) is not None:
+                check_text(name, getattr(self, name))
+        if self.root is not None and self.revision is not None:
+            raise UsageError("--revision has no effect with --root, which never touches the network")
+
+
 @dataclass
 class TokenizerTrainingConfig:
     """All of `pi0-fast train-tokenizer`; the same object is the argument of `train_tokenizer` in Python.
 
     Flags, names and defaults are LeRobot's, with two documented deviations: without `encoded_dims` every
     dimension is encoded, and a share `val_fraction` of the episodes is held out of the fit to measure on
-    (0 fits them all).
+    (0 fits them all). With several datasets the flags that are about one of them take one value for all, or a list.
     """
 
-    repo_id: str = option(
+    repo_id: str | list[str] = option(  # noqa: RUF009 - a field
         group=_DATA,
-        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for the result.",
+        help="LeRobot dataset on the Hugging Face Hub, such as lerobot/pusht; with --root only a name for the result. "
+        "A JSON list of them fits one vocabulary for all.",
     )
-    root: str | None = option(
+    root: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_DATA,
-        help="Local directory of the dataset; the network is then never touched for it.",
+        help="Local directory of the dataset; the network is then never touched for it. Of several datasets a list.",
         shown="~/.cache/huggingface/lerobot/{repo_id} where it exists, else the Hub",
     )
-    revision: str | None = option(
+    revision: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None, group=_DATA, help="Branch, tag or commit of the dataset on the Hub.", shown="the main branch"
+    )
+    weights: list[float] | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_DATA,
+        help="How many chunks each of several datasets gives to the fit, in any unit, such as '[0.7, 0.3]'.",
+        shown="in proportion to their chunks",
     )
     cache_dir: str | None = option(
         None, group=_DATA, help="Where downloads are kept.", shown="the cache of huggingface_hub"
@@ -84,9 +118,11 @@ class TokenizerTrainingConfig:
     )
     seed: int = option(0, group=_DATA, help="Seed of the sampled chunks and the held-out episodes.")
 
-    action_key: str = option("action", group=_ACTIONS, help="Column of the dataset that holds the actions.")
+    action_key: str | list[str] = option(  # noqa: RUF009 - a field, and its default is a text
+        "action", group=_ACTIONS, help="Column of the dataset that holds the actions."
+    )
     action_horizon: int = option(10, group=_ACTIONS, help="Number of future actions in each chunk.")
-    encoded_dims: str | None = option(
+    encoded_dims: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_ACTIONS,
         help='Comma-separated ranges of dimensions to encode, the end excluded, such as "0:6,7:23".',
@@ -98,20 +134,20 @@ class TokenizerTrainingConfig:
         help="Encode the actions of --delta_dims relative to the current state (action minus state).",
         aliases=("use_relative_transform",),
     )
-    delta_dims: str | None = option(
+    delta_dims: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_ACTIONS,
         help='Comma-separated action dimensions of the delta transform, such as "0,1,2,3,4,5".',
         aliases=("relative_dims",),
     )
-    delta_state_dims: str | None = option(
+    delta_state_dims: str | list[str | None] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_ACTIONS,
         help="Comma-separated state dimensions, one for each of --delta_dims; needed when state and action "
         "differ in size.",
         shown="the same numbers as --delta_dims",
     )
-    state_key: str = option(
+    state_key: str | list[str] = option(  # noqa: RUF009 - a field, and its default is a text
         "observation.state",
         group=_ACTIONS,
         help="Column of the dataset that holds the state of the delta transform.",
@@ -165,8 +201,31 @@ class TokenizerTrainingConfig:
 
     @property
     def output_path(self) -> Path:
-        """`output_dir`, or `fast_tokenizer_{repo_id}` with `/` as `_`."""
-        return Path(self.output_dir or f"fast_tokenizer_{self.repo_id.replace('/', '_')}").expanduser()
+        """`output_dir`, or `fast_tokenizer_{repo_id}` with `/` as `_`, or `fast_tokenizer_mixture`."""
+        name = "mixture" if isinstance(self.repo_id, list) else self.repo_id.replace("/", "_")
+        return Path(self.output_dir or f"fast_tokenizer_{name}").expanduser()
+
+    def sources(self) -> list[TokenizerSource]:
+        """The datasets, one or several.
+
+        Raises:
+            UsageError: a flag is a list of another length than `repo_id`.
+        """
+        several = isinstance(self.repo_id, list)
+        ids = self.repo_id if isinstance(self.repo_id, list) else [self.repo_id]
+        if not ids:
+            raise UsageError("--repo_id is an empty list")
+        if several and isinstance(self.root, str):
+            raise UsageError('--root must be a list with one for each dataset, such as \'["data/one", "data/two"]\'')
+        values = {
+            name: one_each(name, getattr(self, name), len(ids), several, isinstance(getattr(self, name), list))
+            for name in _OF_EACH
+        }
+        weights = one_each("weights", self.weights, len(ids), True, self.weights is not None)
+        return [
+            TokenizerSource(repo_id=repo_id, weight=weights[number], **{name: values[name][number] for name in values})
+            for number, repo_id in enumerate(ids)
+        ]
 
     @property
     def hub_name(self) -> str:
@@ -179,20 +238,17 @@ class TokenizerTrainingConfig:
         Raises:
             UsageError: naming the flag, the value and what is allowed.
         """
-        for name in ("repo_id", "action_key", "state_key"):
-            check_text(name, getattr(self, name))
-        for name in (
-            "root",
-            "revision",
-            "cache_dir",
-            "encoded_dims",
-            "delta_dims",
-            "delta_state_dims",
-            "output_dir",
-            "hub_repo_id",
-        ):
+        for source in self.sources():
+            source.validate()
+        for name in ("cache_dir", "output_dir", "hub_repo_id"):
             if getattr(self, name) is not None:
                 check_text(name, getattr(self, name))
+        if self.weights is not None:
+            check_weights("weights", self.weights)
+            if not isinstance(self.repo_id, list):
+                raise UsageError("--weights has no effect with one dataset: give --repo_id as a list")
+        if isinstance(self.repo_id, list) and self.report:
+            raise UsageError("--report is of one dataset: run pi0-fast inspect on each, with --tokenizer")
         check_whole("action_horizon", self.action_horizon, 1, LARGEST_VOCABULARY)
         check_whole("vocab_size", self.vocab_size, 2, LARGEST_VOCABULARY)
         check_whole("seed", self.seed, 0)
@@ -234,10 +290,9 @@ class TokenizerTrainingConfig:
             ):
                 if getattr(self, name) != default:
                     raise UsageError(f"--{name} has no effect without --use_delta_transform=true")
-        if self.root is not None:
-            for name in ("revision", "cache_dir"):
-                if getattr(self, name) is not None:
-                    raise UsageError(f"--{name} has no effect with --root, which never touches the network")
+        local = [source.root is not None for source in self.sources()]
+        if all(local) and self.cache_dir is not None:
+            raise UsageError("--cache_dir has no effect with --root, which never touches the network")
         if self.push_to_hub:
             if not is_repository(self.hub_name):
                 which = "--hub_repo_id" if self.hub_repo_id else "the name of the output directory"
@@ -436,6 +491,28 @@ class DemoConfig:
         """Refuse an empty directory name or a negative seed with a UsageError."""
         check_text("output_dir", self.output_dir)
         check_whole("seed", self.seed, 0)
+
+
+def one_each(flag: str, value: Any, count: int, several: bool, nested: bool) -> list[Any]:
+    """The value of a flag for each of `count` datasets; `nested`: it is a list with one for each, not one for all.
+
+    Raises:
+        UsageError: a list of another length, or for a single dataset (not `several`).
+    """
+    if not nested:
+        return [value] * count
+    if not several:
+        raise UsageError(f"--{flag} is a list for several datasets, but there is one")
+    if len(value) != count:
+        raise UsageError(f"--{flag} has {len(value)} entries for {count} datasets")
+    return list(value)
+
+
+def check_weights(flag: str, weights: Sequence[Any]) -> None:
+    """Finite numbers above zero; UsageError for anything else."""
+    for weight in weights:
+        if check_number(flag, weight) <= 0:
+            raise UsageError(f"--{flag} must be above 0, not {weight}; leave that dataset out")
 
 
 def is_repository(name: str) -> bool:

@@ -3,14 +3,17 @@
 Reads the dataset episode by episode (several times rather than all at once), so that memory does not grow with it:
 statistics, then the fit on sampled chunks of the training episodes, then the errors on held-out episodes. Left out: the
 parts themselves (data/, actions/, hub.py, inspection.py).
+
+Of several datasets one vocabulary is fitted: the chunks of each are normalised by its own statistics, and each gives as
+many as its weight says. The tokenizer then has no normaliser, and no number of dimensions where these differ.
 """
 
 from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast import __version__
-from pi0_fast.actions.bpe_training import training_is_compiled
+from pi0_fast.actions.bpe_training import JoinedCorpus, training_is_compiled
 from pi0_fast.actions.chunks import (
     ActionSelection,
     dim_ranges,
@@ -34,7 +37,8 @@ from pi0_fast.actions.directory import REPORT_FOLDER, finish_interrupted_save
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
 from pi0_fast.actions.tokenizer import FastTokenizer, TokenizerFitter
-from pi0_fast.configs import TokenizerTrainingConfig
+from pi0_fast.actions.vocabulary import Vocabulary
+from pi0_fast.configs import TokenizerSource, TokenizerTrainingConfig
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import DatasetChunks, vector_feature
 from pi0_fast.display import progress, say, warn
@@ -61,6 +65,7 @@ class TokenizerTrainingResult:
         measured: rate and distortion on `measured_on`.
         measured_on: "held-out episodes", or "fitted episodes" where none were held out.
         seconds: how long everything took.
+        further: of several datasets the same for all but the first, which the fields above are about; by name.
     """
 
     tokenizer: FastTokenizer
@@ -69,9 +74,13 @@ class TokenizerTrainingResult:
     measured: Distortion
     measured_on: str
     seconds: float
+    further: Mapping[str, Measured] | None = None
 
     def tables(self) -> Iterator[Table]:
         """(title, rows, headers) of the tables that the command prints at its end."""
+        if self.further is not None:
+            yield from self._tables_of_several(self.further)
+            return
         measured, fitted = self.measured, self.metadata["compression_stats"]
         held = measured.tokens
         rows = [
@@ -90,6 +99,35 @@ class TokenizerTrainingResult:
         normalizer = self.tokenizer.normalizer
         assert normalizer is not None
         yield error_table(measured, self.tokenizer.scale, normalizer, self.measured_on)
+
+    def _tables_of_several(self, further: Mapping[str, Measured]) -> Iterator[Table]:
+        parts = self.metadata["datasets"]
+        measured = [self.measured, *(each.distortion for each in further.values())]
+        rows = [
+            [
+                part["repo_id"],
+                part["num_training_chunks"],
+                part["share"],
+                part["total_encoded_dims"],
+                part["compression_stats"]["mean_token_length"],
+                each.tokens["mean_token_length"],
+                each.normalized_rmse,
+                f"{each.clipped_values:.2%}",
+                each.saturations,
+            ]
+            for part, each in zip(parts, measured, strict=True)
+        ]
+        headers = ["dataset", "chunks", "share", "dims", "tokens", "held-out tokens", "RMSE", "clipped", "saturated"]
+        yield f"{self.tokenizer.vocab_size} tokens in {self.seconds:.1f} s", rows, headers
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Rate and distortion of a tokenizer on one of several datasets, and the normaliser that it has there."""
+
+    distortion: Distortion
+    normalizer: Normalizer
+    measured_on: str
 
 
 #: Runs of equal coefficients that a fit may hold: with some 14 bytes each it stays below 1 GB in all.
@@ -113,7 +151,9 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     config.validate()
     _check_output(config)
     push = _check_push(config)
-    fit = _Fit(config)
+    if isinstance(config.repo_id, list):
+        return _fit_several(config, push, begun)
+    fit = _Fit(config, config.sources()[0])
     fit.announce()
     if not training_is_compiled():
         say("first run      compiling kernels, which takes some seconds once on this machine")
@@ -187,25 +227,25 @@ def _push(
 
 
 class _Fit:
-    """One run: the dataset, which of it is used, and the steps in order."""
+    """One run, or one dataset of it: the dataset, which of it is used, and the steps in order."""
 
-    def __init__(self, config: TokenizerTrainingConfig) -> None:
-        self.config = config
+    def __init__(self, config: TokenizerTrainingConfig, dataset: TokenizerSource) -> None:
+        self.config, self.dataset = config, dataset
         self.reader: LeRobotReader = open_dataset(
-            config.repo_id,
-            root=config.root,
-            revision=config.revision,
+            dataset.repo_id,
+            root=dataset.root,
+            revision=dataset.revision,
             cache_dir=config.cache_dir,
             local_files_only=config.local_files_only,
         )
         state_size = None
         if config.use_delta_transform:
-            state_size = vector_feature(self.reader, config.state_key).shape[0]
+            state_size = vector_feature(self.reader, dataset.state_key).shape[0]
         self.selection = ActionSelection.create(
-            vector_feature(self.reader, config.action_key).shape[0],
-            encoded_dims=config.encoded_dims,
-            delta_dims=config.delta_dims if config.use_delta_transform else None,
-            delta_state_dims=config.delta_state_dims,
+            vector_feature(self.reader, dataset.action_key).shape[0],
+            encoded_dims=dataset.encoded_dims,
+            delta_dims=dataset.delta_dims if config.use_delta_transform else None,
+            delta_state_dims=dataset.delta_state_dims,
             state_size=state_size,
         )
         if isinstance(config.scale, (list, tuple)) and len(config.scale) != self.selection.size:
@@ -217,19 +257,27 @@ class _Fit:
             self.reader,
             self.selection,
             config.action_horizon,
-            action_key=config.action_key,
-            state_key=config.state_key,
+            action_key=dataset.action_key,
+            state_key=dataset.state_key,
             max_episodes=config.max_episodes,
         )
         self.lengths = self.source.lengths
         self.train, self.held_out = split_episodes(list(self.lengths), config.val_fraction, config.seed)
+        self._choose(config)
 
+    def _choose(self, config: TokenizerTrainingConfig) -> None:
+        """Which chunks are used."""
+        self.config = config
         counts = self._sample_counts(self.train)
         self._kept = {
             **(limit_samples(counts, config.max_chunks, seed=config.seed) or {}),
             **(limit_samples(self._sample_counts(self.held_out), config.max_chunks, seed=config.seed) or {}),
         }
         self.sampled, self.windows = sum(counts.values()), sum(self._windows(index) for index in self.train)
+
+    def take(self, chunks: int) -> None:
+        """Use that many chunks, out of all windows."""
+        self._choose(replace(self.config, sample_fraction=1.0, max_chunks=chunks))
 
     def _windows(self, index: int) -> int:
         return window_count(self.lengths[index], self.config.action_horizon)
@@ -256,7 +304,7 @@ class _Fit:
         """Say what will be done."""
         config, reader, selection = self.config, self.reader, self.selection
         frames = sum(self.lengths.values())
-        say(f"dataset        {config.repo_id} ({reader.version}) at {reader.root}")
+        say(f"dataset        {self.dataset.repo_id} ({reader.version}) at {reader.root}")
         counts = f"{len(self.train)} to fit, {len(self.held_out)} held out"
         say(f"episodes       {counts}; {frames} frames at {reader.fps:g} Hz")
         left_out = self.sampled - self._used(self.train)
@@ -269,7 +317,7 @@ class _Fit:
         say(f"dimensions     {format_dims(selection.dims)} of {selection.action_size}{named}")
         if selection.is_delta:
             pairs = zip(selection.delta_dims, selection.delta_state_dims, strict=True)
-            say(f"relative to    {config.state_key}: " + ", ".join(f"{a}-{s}" for a, s in pairs))
+            say(f"relative to    {self.dataset.state_key}: " + ", ".join(f"{a}-{s}" for a, s in pairs))
         over = "deltas of all windows" if selection.is_delta else "frames"
         say(f"normalisation  {config.normalization_mode}, statistics computed from the {over} of the fitted episodes")
         say(f"vocabulary     {config.vocab_size} at most, {config.symbol_format} symbols, scale {config.scale}")
@@ -288,16 +336,7 @@ class _Fit:
     def tokenizer(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer]:
         """The tokenizer fitted on sampled chunks of the training episodes, and what it was fitted from."""
         config = self.config
-        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale, max_runs=_MOST_RUNS)
-        with progress("chunks", self._used(self.train), "chunks") as advance:
-            for chunks in self.source.chunks(self.train, self._starts):
-                fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
-                advance(len(chunks))
-        if fitter.corpus.dropped:
-            warn(
-                f"{fitter.corpus.dropped} chunks are left out of the fit, to stay below a gigabyte of memory: their "
-                "coefficients hardly repeat (noise, or a fine --scale)"
-            )
+        fitter = self.fitter(normalizer, _MOST_RUNS)
         with progress("vocabulary", None, "merges") as advance:
             tokenizer = fitter.finish(
                 vocab_size=config.vocab_size,
@@ -310,6 +349,21 @@ class _Fit:
         if tokenizer.vocab_size < config.vocab_size:
             say(f"no pair of symbols is left that occurs twice: the vocabulary has {tokenizer.vocab_size} tokens")
         return fitter, tokenizer
+
+    def fitter(self, normalizer: Normalizer, max_runs: int) -> TokenizerFitter:
+        """The sampled chunks of the training episodes, taken in for a fit."""
+        config = self.config
+        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale, max_runs=max_runs)
+        with progress("chunks", self._used(self.train), "chunks") as advance:
+            for chunks in self.source.chunks(self.train, self._starts):
+                fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
+                advance(len(chunks))
+        if fitter.corpus.dropped:
+            warn(
+                f"{fitter.corpus.dropped} chunks are left out of the fit, to stay below a gigabyte of memory: their "
+                "coefficients hardly repeat (noise, or a fine --scale)"
+            )
+        return fitter
 
     def measure(self, tokenizer: FastTokenizer, normalizer: Normalizer) -> tuple[Distortion, str]:
         """Rate and distortion on the held-out episodes, or on the fitted ones where there are none."""
@@ -332,7 +386,7 @@ class _Fit:
             measured=self.held_out or self.train,
             measured_on=measured_on,
             about=(
-                *about_data(self.config.repo_id, self.source),
+                *about_data(self.dataset.repo_id, self.source),
                 *about_tokenizer(tokenizer, tokenizer.normalizer),
             ),
             vocab_size=self.config.vocab_size,
@@ -347,7 +401,7 @@ class _Fit:
         config, selection = self.config, self.selection
         delta = list(selection.delta_dims) if selection.is_delta else None
         return {
-            "repo_id": config.repo_id,
+            "repo_id": self.dataset.repo_id,
             "vocab_size": tokenizer.vocab_size,
             "scale": tokenizer.scale,
             "encoded_dims": format_dims(selection.dims),
@@ -356,7 +410,7 @@ class _Fit:
             "delta_dims": None if delta is None else ",".join(map(str, delta)),
             "delta_dim_list": delta,
             "use_delta_transform": config.use_delta_transform,
-            "state_key": config.state_key,
+            "state_key": self.dataset.state_key,
             "normalization_mode": config.normalization_mode,
             "action_horizon": config.action_horizon,
             "num_training_chunks": len(lengths),
@@ -372,6 +426,128 @@ class _Fit:
                 "dataset_revision": self.reader.revision,
             },
         }
+
+
+# --- several datasets ---------------------------------------------------------------------------------------
+
+
+def _fit_several(config: TokenizerTrainingConfig, push: PushTarget | None, begun: float) -> TokenizerTrainingResult:
+    """One vocabulary for the chunks of several datasets, each normalised by itself."""
+    fits = _weighted_fits(config)
+    for fit in fits:
+        fit.announce()
+    if not training_is_compiled():
+        say("first run      compiling kernels, which takes some seconds once on this machine")
+    normalizers = [fit.normalizer() for fit in fits]
+    for fit, normalizer in zip(fits, normalizers, strict=True):
+        for line in normalizer.guard_report():
+            warn(f"{fit.dataset.repo_id}: {line}")
+    most_runs = _MOST_RUNS // len(fits)
+    fitters = [fit.fitter(normalizer, most_runs) for fit, normalizer in zip(fits, normalizers, strict=True)]
+    tokenizer = _shared_tokenizer(config, fitters)
+    measured: list[Measured] = []
+    parts: list[dict[str, Any]] = []
+    uses = np.zeros(tokenizer.vocab_size, np.int64)
+    for fit, normalizer, fitter in zip(fits, normalizers, fitters, strict=True):
+        bound = FastTokenizer(
+            tokenizer.vocabulary, scale=config.scale, time_horizon=config.action_horizon, action_dim=fit.selection.size
+        )
+        distortion, measured_on = fit.measure(bound, normalizer)
+        measured.append(Measured(distortion, normalizer, measured_on))
+        lengths, own = fitter.token_usage(bound)
+        uses += own
+        part = fit.metadata(bound, lengths, distortion if fit.held_out else None)
+        parts.append({**part, "normalizer": normalizer.to_json()})
+    total = sum(part["num_training_chunks"] for part in parts)
+    for part in parts:
+        part["share"] = part["num_training_chunks"] / total
+    tokenizer.metadata = _metadata_of_several(config, tokenizer, parts)
+    tokenizer.save_pretrained(config.output_path, token_uses=uses)
+    say(f"saved to {config.output_path}")
+    if push is not None:
+        _push(tokenizer, config, push, uses)
+    first, *others = measured
+    names = [fit.dataset.repo_id for fit in fits]
+    return TokenizerTrainingResult(
+        tokenizer,
+        config.output_path,
+        tokenizer.metadata,
+        first.distortion,
+        first.measured_on,
+        time.monotonic() - begun,
+        dict(zip(_distinct(names)[1:], others, strict=True)),
+    )
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    return [f"{name} ({number})" if names.count(name) > 1 else name for number, name in enumerate(names, 1)]
+
+
+def _weighted_fits(config: TokenizerTrainingConfig) -> list[_Fit]:
+    """The datasets, each with as many chunks as its weight says: all in all as many as `--sample_fraction` of all
+    windows and `--max_chunks` allow, and no dataset more than it has.
+
+    Raises:
+        UsageError: a dataset would give less than one chunk.
+    """
+    sources = config.sources()
+    fits = [_Fit(config, source) for source in sources]
+    windows = [fit.windows for fit in fits]
+    most = min(config.max_chunks, sum(fit.sampled for fit in fits))
+    given = [source.weight for source in sources]
+    weights = [float(count) for count in windows] if None in given else [float(weight or 0) for weight in given]
+    shares = [weight / sum(weights) for weight in weights]
+    total = min(most, *(count / share for count, share in zip(windows, shares, strict=True)))
+    for fit, share, count in zip(fits, shares, windows, strict=True):
+        chunks = min(count, round(total * share))
+        if chunks < 1:
+            raise UsageError(
+                f"--weights: of {total:.0f} chunks in all, {fit.dataset.repo_id} would give none; raise its weight, "
+                "--sample_fraction or --max_chunks"
+            )
+        fit.take(chunks)
+    return fits
+
+
+def _shared_tokenizer(config: TokenizerTrainingConfig, fitters: Sequence[TokenizerFitter]) -> FastTokenizer:
+    """The tokenizer of all chunks; bound to a number of dimensions where all datasets have the same."""
+    with progress("vocabulary", None, "merges") as advance:
+        vocabulary = Vocabulary.fit(
+            JoinedCorpus([fitter.corpus for fitter in fitters]),
+            vocab_size=config.vocab_size,
+            symbol_format=config.symbol_format,  # type: ignore[arg-type]  # validated
+            headroom=config.headroom,
+            num_threads=config.num_workers,
+            progress=advance,
+        )
+    sizes = {fitter.shape[1] for fitter in fitters}
+    tokenizer = FastTokenizer(
+        vocabulary,
+        scale=config.scale,
+        time_horizon=config.action_horizon if len(sizes) == 1 else None,
+        action_dim=sizes.pop() if len(sizes) == 1 else None,
+    )
+    if tokenizer.vocab_size < config.vocab_size:
+        say(f"no pair of symbols is left that occurs twice: the vocabulary has {tokenizer.vocab_size} tokens")
+    return tokenizer
+
+
+def _metadata_of_several(
+    config: TokenizerTrainingConfig, tokenizer: FastTokenizer, parts: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """metadata.json: the documented keys that are about all datasets, and those of each under ``datasets``."""
+    return {
+        "repo_id": [part["repo_id"] for part in parts],
+        "vocab_size": tokenizer.vocab_size,
+        "scale": tokenizer.scale,
+        "use_delta_transform": config.use_delta_transform,
+        "normalization_mode": config.normalization_mode,
+        "action_horizon": config.action_horizon,
+        "num_training_chunks": sum(part["num_training_chunks"] for part in parts),
+        "weights": config.weights,
+        "datasets": list(parts),
+        "versions": parts[0]["versions"],
+    }
 
 
 def _dim_text(normalizer: Normalizer, dim: int) -> str:

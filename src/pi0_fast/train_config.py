@@ -21,8 +21,10 @@ from pi0_fast.configs import (
     check_choice,
     check_number,
     check_text,
+    check_weights,
     check_whole,
     is_repository,
+    one_each,
 )
 from pi0_fast.parsing import CONFIG_PATH, expanded, given_texts, option, parse
 from pi0_fast.types import UsageError
@@ -173,9 +175,7 @@ class DatasetConfig:
         if self.weights is not None:
             if not isinstance(self.repo_id, list):
                 raise UsageError("--dataset.weights has no effect with one dataset: give --dataset.repo_id as a list")
-            for weight in self.weights:
-                if check_number("dataset.weights", weight) <= 0:
-                    raise UsageError(f"--dataset.weights must be above 0, not {weight}; leave that dataset out")
+            check_weights("dataset.weights", self.weights)
         check_choice("dataset.video_backend", self.video_backend, ("pyav",))
         self.image_transforms.validate()
 
@@ -195,11 +195,11 @@ class DatasetConfig:
                 example = '["data/one", "data/two"]' if name == "root" else "[[0, 1], null]"
                 raise UsageError(f"--dataset.{name} must be a list with one for each dataset, such as '{example}'")
         values = {
-            name: _one_each(f"dataset.{name}", getattr(self, name), len(ids), several, _is_nested(name, given))
+            name: one_each(f"dataset.{name}", getattr(self, name), len(ids), several, _is_nested(name, given))
             for name, given in ((name, getattr(self, name)) for name in _OF_EACH)
         }
-        weights = _one_each("dataset.weights", self.weights, len(ids), True, self.weights is not None)
-        renames = _one_each("rename_map", rename_map, len(ids), several, isinstance(rename_map, list))
+        weights = one_each("dataset.weights", self.weights, len(ids), True, self.weights is not None)
+        renames = one_each("rename_map", rename_map, len(ids), several, isinstance(rename_map, list))
         shared = several and not isinstance(rename_map, list)
         names = _folder_names(ids)
         return [
@@ -224,16 +224,6 @@ def _is_nested(name: str, value: Any) -> bool:
     if not isinstance(value, list):
         return False
     return name not in ("episodes", "cameras") or any(item is None or isinstance(item, list) for item in value)
-
-
-def _one_each(flag: str, value: Any, count: int, several: bool, nested: bool) -> list[Any]:
-    if not nested:
-        return [value] * count
-    if not several:
-        raise UsageError(f"--{flag} is a list for several datasets, but --dataset.repo_id names one")
-    if len(value) != count:
-        raise UsageError(f"--{flag} has {len(value)} entries for the {count} datasets of --dataset.repo_id")
-    return list(value)
 
 
 def _folder_names(ids: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ is the same; the longest-token limit of that trainer is left out, and so are its
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,6 +149,26 @@ class Corpus:
             rows = np.empty((len(lengths), self.row_length), np.int32)
             _unpack_rows(part, lengths, self._BIAS, rows)
             yield rows
+
+
+class JoinedCorpus(Corpus):
+    """The rows of several corpora, whose rows may differ in length, to train on together."""
+
+    def __init__(self, corpora: Sequence[Corpus]) -> None:
+        """At least one corpus; nothing is copied, and nothing may be added any more, here or there."""
+        super().__init__(max(corpus.row_length for corpus in corpora))
+        self._corpora = tuple(corpus for corpus in corpora if corpus.rows)
+        self._parts = [part for corpus in self._corpora for part in corpus._parts]
+        self._lengths = [lengths for corpus in self._corpora for lengths in corpus._lengths]
+        self.rows = sum(corpus.rows for corpus in self._corpora)
+        self.dropped = sum(corpus.dropped for corpus in corpora)
+        self.low = min((corpus.low for corpus in self._corpora), default=0)
+        self.high = max((corpus.high for corpus in self._corpora), default=0)
+
+    def blocks(self) -> Iterator[IntArray]:
+        """The rows again, corpus by corpus, as int32 blocks [n, L], with the L of each corpus."""
+        for corpus in self._corpora:
+            yield from corpus.blocks()
 
 
 @kernel
