@@ -294,6 +294,7 @@ def test_chunks_start_only_where_pictures_are_new(tmp_path: Path) -> None:
     dataset = frames(tmp_path / "it", 2, ("observation.images.top",))
     assert (len(dataset), dataset.repeated) == (4, 3)
     assert [item["index"] for item in dataset] == [0, 3, 5, 6]
+    assert dataset.steps_left.tolist() == [5, 2, 2, 1]
     assert [item["action"][:, 0].tolist() for item in dataset] == [[10, 11], [13, 14], [20, 21], [21, 21]]
     whole = frames(tmp_path / "it", 2, ("observation.images.top",), whole_only=True)
     assert [item["index"] for item in whole] == [0, 3, 5]

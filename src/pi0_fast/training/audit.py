@@ -319,9 +319,7 @@ class _Measurements:
         run = self._run
         frames, held = run.train_frames, run.validation_frames
         horizon = run.policy.config.chunk_size
-        padded = sum(min(length, horizon - 1) for length in self._lengths.values())
-        steps = sum(sum(range(max(horizon - length, 1), horizon)) for length in self._lengths.values())
-        whole = run.config.dataset.whole_chunks
+        padded = np.maximum(horizon - frames.steps_left, 0)  # steps of each sample
         indices = [] if held is None else list(held.episodes)
         return {
             "dataset": f"{run.reader.repo_id} ({run.reader.root})",
@@ -332,8 +330,8 @@ class _Measurements:
             "frames to train on": len(frames),
             "held-out frames": 0 if held is None else len(held),
             "steps of a chunk": horizon,
-            "frames without a whole chunk ahead (no loss)": 0.0 if whole else padded / len(frames),
-            "padded steps": 0.0 if whole else steps / (len(frames) * horizon),
+            "frames without a whole chunk ahead (no loss)": float((padded > 0).mean()),
+            "padded steps": float(padded.mean()) / horizon,
         }
 
     def ranges(self, key: str) -> dict[str, Any]:

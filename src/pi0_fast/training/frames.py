@@ -163,6 +163,12 @@ class FrameDataset:
         batch.update({"index": index, "episode_index": episodes, "frame_index": frames})
         return batch
 
+    @property
+    def steps_left(self) -> npt.NDArray[np.int64]:
+        """Of each sample, the frames from its own to the end of its episode, int64 [len]."""
+        left: npt.NDArray[np.int64] = self._bounds[self._episode[self._starts] + 1] - self._starts
+        return left
+
     def observations(self, indices: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.float32]]:
         """Tasks and states [B, Ds] of some samples, without their pictures."""
         rows = self._starts[indices]
