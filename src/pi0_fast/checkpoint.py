@@ -381,18 +381,19 @@ def _place(folder: Path | None, name: str) -> str | Path:
     return name
 
 
-def check_fingerprints(folder: Path, found: Mapping[str, str]) -> None:
+def check_fingerprints(folder: Path, found: Mapping[str, str], file: Path | None = None) -> None:
     """Whether the tokenizers and statistics are those that the weights were saved with; LeRobot's do not say.
 
     Args:
         folder: of the checkpoint.
         found: of those to check, name -> fingerprint; see `Checkpoint.fingerprints`.
+        file: whose header has those that were trained with; None for that of the weights.
 
     Raises:
         PolicyError: one is another; or the weights cannot be read.
     """
     try:
-        file = folder / weights.SINGLE_FILE
+        file = file or folder / weights.SINGLE_FILE
         if not file.is_file():  # any shard
             file = folder / min(read_json_object(folder / weights.INDEX_FILE)["weight_map"].values())
         with safe_open(file, "pt") as header:
@@ -409,6 +410,11 @@ def check_fingerprints(folder: Path, found: Mapping[str, str]) -> None:
                 f"trained with {wanted}: {what} comes from another checkpoint. Restore it; to go on with another one "
                 "on purpose, pass it to from_pretrained (action_tokenizer=, text_tokenizer=, statistics=)"
             )
+
+
+def fingerprint_header(found: Mapping[str, str]) -> dict[str, str]:
+    """What the header of the weights says of `Checkpoint.fingerprints`."""
+    return {_FINGERPRINT + kind: value for kind, value in found.items()}
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -450,7 +456,7 @@ def write_files(
         others: of further datasets, by their names, with the same model.
         name: of the first dataset, where there are others.
     """
-    header = {_FINGERPRINT + kind: value for kind, value in checkpoint.fingerprints().items()}
+    header = fingerprint_header(checkpoint.fingerprints())
     for other, parts in (others or {}).items():
         header |= {f"{_FINGERPRINT}{other}/{kind}": value for kind, value in parts.fingerprints().items()}
     write_robots(folder, others or {})

@@ -27,7 +27,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pi0_fast.checkpoint import DTYPES, LOCAL, Checkpoint, find_checkpoint, with_tokenizers, write_checkpoint
+from pi0_fast.checkpoint import (
+    DTYPES,
+    LOCAL,
+    Checkpoint,
+    check_fingerprints,
+    find_checkpoint,
+    fingerprint_header,
+    with_tokenizers,
+    write_checkpoint,
+)
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
 from pi0_fast.model.paligemma import PaliGemma
@@ -172,7 +181,8 @@ def write_adapters(directory: Path, policy: PI0FastPolicy, options: PeftConfig, 
         "bias": "none",
         "target_modules": modules,
     }
-    write_tensors(directory / ADAPTER_FILE, _tensors(policy.model), {})
+    header = fingerprint_header(policy.checkpoint().fingerprints())
+    write_tensors(directory / ADAPTER_FILE, _tensors(policy.model), header)
     write_json(directory / ADAPTER_CONFIG, content, indent=2)
 
 
@@ -268,7 +278,7 @@ def read_base_policy(
         device: where the weights go.
 
     Raises:
-        PolicyError, HubError: the base cannot be read.
+        PolicyError, HubError: the base cannot be read; tokenizers or statistics are not those of the adapters.
     """
     details = read_details(directory)
     processors = read_processors(directory, read_adapter_config(directory))
@@ -276,7 +286,9 @@ def read_base_policy(
     config, text_tokenizer, action_tokenizer = with_tokenizers(config, None, None, folder=directory, copies=copies)
     sizes = Architecture.from_json(details["architecture"])
     model = weights.load(find_checkpoint(adapters.base), sizes, DTYPES[config.dtype], device)
-    return PI0FastPolicy(config, model, processors, text_tokenizer, action_tokenizer)
+    policy = PI0FastPolicy(config, model, processors, text_tokenizer, action_tokenizer)
+    check_fingerprints(directory, policy.checkpoint().fingerprints(), directory / ADAPTER_FILE)
+    return policy
 
 
 def merge_adapters(directory: str | Path, target: str | Path) -> None:
