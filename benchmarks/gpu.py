@@ -37,7 +37,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -179,6 +179,7 @@ class Bench:
             state[name] = values
         state["lm_head.weight"] = state["embed_tokens.weight"]
         model.load_state_dict(state, strict=True, assign=True)
+        model.decoder.lay_side_by_side()
         return model.eval()
 
 
@@ -222,7 +223,9 @@ def device_part(bench: Bench) -> None:
 def published_numbers(bench: Bench) -> Any:
     """The numbers of this GPU, where cost_model.py has them."""
     name = torch.cuda.get_device_name(bench.device) if bench.cuda else ""
-    found = [gpu for key, gpu in GPUS.items() if key.split()[0] in name or key in name]
+    if "PCIe" in name or "NVL" in name:
+        return None  # cards of the same name with other numbers
+    found = [gpu for key, gpu in GPUS.items() if all(word in name for word in key.split())]
     return found[0] if found else None
 
 
@@ -289,9 +292,9 @@ class Outcome:
 
     def same_ids(self, other: Outcome) -> float:
         """Share of the ids of `other` that are the same, row by row from the start to the first other one."""
-        width = min(self.ids.shape[1], other.ids.shape[1])
-        same = (self.ids[:, :width] == other.ids[:, :width]).cumprod(dim=1)
-        return float(same.sum() / other.ids[:, :width].numel())
+        width = max(self.ids.shape[1], other.ids.shape[1])
+        ours, theirs = (functional.pad(ids, (0, width - ids.shape[1]), value=-1) for ids in (self.ids, other.ids))
+        return float((ours == theirs).cumprod(dim=1).sum() / theirs.numel())
 
 
 def parity_part(bench: Bench) -> None:
@@ -323,7 +326,7 @@ def parity_part(bench: Bench) -> None:
 def attention_part(bench: Bench) -> None:
     """Kernels on the shapes of prefill, training, a step and the vision tower."""
     text, vision = (TINY if bench.tiny else Architecture.variant("gemma_2b")).text, VisionSizes()
-    columns, rows = (24, 2) if bench.tiny else (632, 8)
+    columns, rows = (24, 2) if bench.tiny else (633, 8)  # 633: no kernel's favourite
     heads, width = text.num_attention_heads, text.head_dim
     images, patches = (2, 8) if bench.tiny else (16, vision.patches)
     for name, shape, keys, dtype, trained in (
@@ -386,7 +389,7 @@ def attention_kernel(
         result = run()
         error = float((result.detach().float() - exact).norm() / exact.norm())
         taken = bench.seconds(run)
-    bound = 1e-2 if result.dtype == torch.bfloat16 else 1e-5
+    bound = 1e-2 if result.dtype == torch.bfloat16 else 1e-4
     bench.report.add(name, taken * 1e3, "ms", f"difference {error:.1e}, at most {bound:.0e}", ok=error <= bound)
 
 
@@ -545,11 +548,11 @@ def generation_part(bench: Bench) -> None:
         eager = state.run(state.step)
         measure_prefill(bench, state, sizes)
         measure_steps(bench, "called one by one", state, state.step, eager)
+        state.prefill()
         measure_steps(bench, "CUDA graph", state, graphed(bench, state.step), eager)
-    measure_chunk(bench, model)
-    with torch.inference_mode():
-        for mode in ("default", "reduce-overhead"):
-            measure_compiled(bench, mode, state, eager)
+    attempt(bench, "predict_action_chunk", lambda: measure_chunk(bench, model))
+    for mode in ("default", "reduce-overhead"):
+        attempt(bench, f"compiled, {mode}", lambda mode=mode: measure_compiled(bench, mode, state, eager))  # type: ignore[misc]
 
 
 def measure_prefill(bench: Bench, state: Generation, sizes: Architecture) -> None:
@@ -571,15 +574,16 @@ def measure_prefill(bench: Bench, state: Generation, sizes: Architecture) -> Non
 
 
 def measure_steps(
-    bench: Bench, name: str, state: Generation, step: Callable[[], Any], eager: list[int]
-) -> float | None:
-    """Seconds per token of one way to run a step, and whether it generates the same ids."""
+    bench: Bench, name: str, state: Generation, step: Callable[[], Any], eager: list[int], *, exact: bool = True
+) -> None:
+    """Seconds per token of one way to run a step, and whether it generates the same ids.
+
+    exact: the same kernels run, so that other ids are a fault; compiled ones may round otherwise.
+    """
     ids = state.run(step)
     same = next((i for i, (one, two) in enumerate(zip(ids, eager, strict=True)) if one != two), len(eager))
-    ok = same == len(eager)
-    bench.report.add(
-        f"{name}: ids as in the first run", same, "ids", f"of {len(eager)}", ok=ok if "comp" not in name else None
-    )
+    ok = same == len(eager) if exact else None
+    bench.report.add(f"{name}: ids as in the first run", same, "ids", f"of {len(eager)}", ok=ok)
 
     def tokens() -> None:
         # From the same column every time: there is room for `target` ids.
@@ -594,15 +598,15 @@ def measure_steps(
         floor = token_bytes(state.model.architecture, state.load) / bench.rates["memory"]
         note = f"reading the weights takes {floor * 1e3:.3g} ms: {taken / floor:.2f} times that"
     bench.report.add(f"{name}: each token", taken * 1e3, "ms", note)
-    return taken
 
 
+@torch.inference_mode()
 def measure_compiled(bench: Bench, mode: str, state: Generation, eager: list[int]) -> None:
-    """Steps through torch.compile; CUDA graphs are made in the mode reduce-overhead, where nothing stands in the way."""
+    """Steps through torch.compile; in the mode reduce-overhead as CUDA graphs, where nothing stands in their way."""
     torch._dynamo.reset()
     counters.clear()
     state.model.compile(mode)
-    for tensor in (*state.cache.keys, *state.cache.values):
+    for tensor in state.cache.stores:
         # A graph may write into inputs only where they stay in place, which torch must be told.
         torch._dynamo.mark_static_address(tensor)
 
@@ -617,7 +621,7 @@ def measure_compiled(bench: Bench, mode: str, state: Generation, eager: list[int
     state.run(step)
     bench.synchronize()
     bench.report.add(f"compiled, {mode}: first chunk", time.perf_counter() - begun, "s", "with the compilation")
-    measure_steps(bench, f"compiled, {mode}", state, step, eager)
+    measure_steps(bench, f"compiled, {mode}", state, step, eager, exact=False)
     skipped = counters["inductor"]["cudagraph_skips"]
     if mode == "reduce-overhead" and bench.cuda:
         bench.report.add("CUDA graphs that the compiler left out", skipped, "graphs", "0 where they are used")
@@ -716,6 +720,16 @@ def traced_only(wanted: bool) -> Iterator[None]:
         torch.compile = original  # type: ignore[assignment]
 
 
+def attempt(bench: Bench, name: str, function: Callable[[], None]) -> None:
+    """Call it; what it raises is printed and makes the exit status 1, but does not take other results with it."""
+    try:
+        function()
+    except Exception as error:
+        traceback.print_exc()
+        first = (str(error).splitlines() or [""])[0]
+        bench.report.leave_out(name, f"{type(error).__name__}: {first}", ok=False)
+
+
 def run(bench: Bench, parts: list[str], limit_s: float) -> None:
     """All parts that are wanted and for which there is time."""
     begun = time.perf_counter()
@@ -726,11 +740,7 @@ def run(bench: Bench, parts: list[str], limit_s: float) -> None:
         if not bench.tiny and left < PARTS[part]:
             bench.report.leave_out(part, f"{left:.0f} s are left; raise --limit_s or name it in --parts", ok=False)
             continue
-        try:
-            RUN[part](bench)
-        except Exception as error:  # one part must not take the others' results with it; it makes the status 1
-            traceback.print_exc()
-            bench.report.leave_out(part, f"{type(error).__name__}: {str(error).splitlines()[:1]}", ok=False)
+        attempt(bench, part, lambda part=part: RUN[part](bench))  # type: ignore[misc]
         bench.free()
         bench.report.save()
 
@@ -758,6 +768,9 @@ def main() -> int:
     if device.type == "cuda" and not torch.cuda.is_available():
         print("torch finds no CUDA device here; --device cpu --tiny tries the script out", file=sys.stderr)
         return 2
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
     faulthandler.dump_traceback_later(arguments.limit_s, exit=True)
     report = Report(arguments.output, about(device))
     print(", ".join(f"{key} {value}" for key, value in report.about.items()), flush=True)
