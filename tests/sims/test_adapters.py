@@ -352,6 +352,22 @@ def test_gym_mistakes_are_named() -> None:
 
 
 @needs("gym_pusht")
+def test_no_step_may_follow_the_end_that_a_simulator_sets() -> None:
+    simulator = sims.make("pusht", "PushT-v0")
+    simulator.reset(0)
+    world: Any = simulator._environment  # type: ignore[attr-defined]
+    world.block.angle = float(world.goal_pose[2])  # turns about its centre of gravity, so the position comes second
+    world.block.position = world.goal_pose[:2].tolist()
+    world.agent.position = (20, 20)
+    result = simulator.step(np.array([20.0, 20.0]))
+    assert result.success
+    assert result.ended
+    assert result.info["coverage"] > 0.95
+    with pytest.raises(SimulatorError, match="the episode ended after 1 steps"):
+        simulator.step(np.array([20.0, 20.0]))
+
+
+@needs("gym_pusht")
 def test_gym_pictures_can_be_turned() -> None:
     turned = sims.make("gym", PUSHT, options=MAPPING | {"rotate": ["top"]})
     plain = sims.make("gym", PUSHT, options=MAPPING)

@@ -136,6 +136,19 @@ def test_a_run_stops_at_success_and_at_the_end_and_films() -> None:
         assert "the episode ended after 60 steps" in str(pool.wait()[0].failure)
 
 
+def test_waiting_may_have_an_end() -> None:
+    with SimulatorPool([toy(fault="hang")], timeout=60.0) as pool:
+        pool.reset(0, 0)
+        assert len(pool.wait(timeout=60.0)) == 1
+        pool.run(0, np.zeros((1, 2)))
+        assert pool.wait(timeout=0.05) == []
+        with pytest.raises(SimulatorError, match="slot 0 is busy"):
+            pool.run(0, np.zeros((1, 2)))
+        pool._processes[0]._process.kill()
+        (outcome,) = pool.wait(timeout=60.0)
+        assert outcome.failure == "the simulator's process died (signal SIGKILL)"
+
+
 def test_what_cannot_be_built_is_said_at_once() -> None:
     with pytest.raises(SimulatorError, match="toy has no task 'fly'"):
         SimulatorPool([toy(), {"env_type": "toy", "task": "fly"}])

@@ -93,7 +93,7 @@ class AlohaSimulator:
         inside, clipped = self._episode.action(action)
         seen, reward, ended, _, info = self._environment.step(inside)
         self._state = seen["agent_pos"].astype(np.float32)
-        return StepResult(bool(info["is_success"]), bool(ended) or self._episode.over, float(reward), {}, clipped)
+        return StepResult(bool(info["is_success"]), self._episode.ended(bool(ended)), float(reward), {}, clipped)
 
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [14], images uint8 [h, w, 3], text."""

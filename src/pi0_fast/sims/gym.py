@@ -109,7 +109,7 @@ class GymSimulator:
         inside, clipped = self._episode.action(action)
         space = self._environment.action_space
         self._seen, reward, terminated, truncated, info = self._environment.step(inside.astype(space.dtype))
-        ended = bool(terminated) or bool(truncated) or self._episode.over
+        ended = self._episode.ended(bool(terminated) or bool(truncated))
         measures = {key: value for key, value in info.items() if isinstance(value, (bool, int, float, str, np.generic))}
         return StepResult(self._succeeded(info, bool(terminated)), ended, float(reward), measures, clipped)
 

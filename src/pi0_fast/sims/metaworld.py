@@ -128,7 +128,7 @@ class MetaWorldSimulator:
         inside, clipped = self._episode.action(action)
         self._seen, reward, _, _, info = self._environment.step(inside)
         measures = {name: float(value) for name, value in info.items()}
-        return StepResult(bool(info["success"]), self._episode.over, float(reward), measures, clipped)
+        return StepResult(bool(info["success"]), self._episode.ended(), float(reward), measures, clipped)
 
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [4], images uint8 [h, w, 3], text."""

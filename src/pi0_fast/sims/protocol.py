@@ -47,8 +47,8 @@ class SimulatorSpec:
     cameras: dict[str, tuple[int, int]]
     state_names: tuple[str, ...]
     action_names: tuple[str, ...]
-    action_low: np.ndarray = field(repr=False)
-    action_high: np.ndarray = field(repr=False)
+    action_low: np.ndarray = field(repr=False, compare=False)
+    action_high: np.ndarray = field(repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,13 @@ class Episode:
     def __init__(self, spec: SimulatorSpec) -> None:
         self.spec = spec
         self.steps: int | None = None
+        self._over = False
 
     def begin(self, seed: int) -> None:
         """Start counting; SimulatorError where the seed is out of range."""
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**31:
             raise SimulatorError(f"{self.name}: a seed is a whole number from 0 to {2**31 - 1}, not {seed!r}")
-        self.steps = 0
+        self.steps, self._over = 0, False
 
     @property
     def name(self) -> str:
@@ -130,7 +131,7 @@ class Episode:
         """Count a step: the action within the limits, float32 [D], and whether it had to be clipped."""
         self.begun()
         assert self.steps is not None
-        if self.steps >= self.spec.max_steps:
+        if self._over:
             raise SimulatorError(f"{self.name}: the episode ended after {self.steps} steps; call reset(seed)")
         given, dims = np.asarray(action, np.float32), len(self.spec.action_names)
         if given.shape != (dims,):
@@ -150,10 +151,11 @@ class Episode:
             there = ", ".join(self.spec.cameras) or "no camera"
             raise SimulatorError(f"{self.name} was made with {there}, not with {camera!r}")
 
-    @property
-    def over(self) -> bool:
-        """Whether `max_steps` are done."""
-        return self.steps is not None and self.steps >= self.spec.max_steps
+    def ended(self, by_itself: bool = False) -> bool:
+        """Whether the episode is over: the simulator ends it by itself, or `max_steps` are done. No step may follow."""
+        assert self.steps is not None
+        self._over = by_itself or self.steps >= self.spec.max_steps
+        return self._over
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class PushTSimulator:
         seen, reward, ended, _, info = self._environment.step(inside)
         self._state = seen[:2].astype(np.float32)
         measures = {"coverage": float(info["coverage"])}
-        return StepResult(bool(info["is_success"]), bool(ended) or self._episode.over, float(reward), measures, clipped)
+        success, over = bool(info["is_success"]), self._episode.ended(bool(ended))
+        return StepResult(success, over, float(reward), measures, clipped)
 
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [2], image uint8 [h, w, 3], text."""

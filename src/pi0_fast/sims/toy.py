@@ -84,7 +84,7 @@ class ToySimulator:
         self._dot = np.clip(self._dot + _STEP * inside, -1, 1)
         distance = float(np.linalg.norm(self._dot - self._target))
         success = distance < _REACHED
-        return StepResult(success, self._episode.over, -distance, {"distance": distance}, clipped)
+        return StepResult(success, self._episode.ended(), -distance, {"distance": distance}, clipped)
 
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [2], images uint8 [h, w, 3], text."""
