@@ -113,4 +113,5 @@ class Still(StandIn):
     """Never moves."""
 
     def moves(self, batch: dict[str, Any], row: int) -> np.ndarray:
+        del batch, row
         return np.zeros((HORIZON, 2))

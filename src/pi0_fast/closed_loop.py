@@ -329,7 +329,7 @@ class _Loop:
 
     def _taken(self, episode: _Running, outcome: Outcome) -> Recorded | None:
         """Add what a command led to; the finished episode where it has ended."""
-        if not episode.steps and not outcome.results:
+        if not episode.chunks:
             episode.begun = time.monotonic()
         for result in outcome.results:
             episode.steps += 1

@@ -218,21 +218,15 @@ class EvaluationReport:
 
     def _success_table(self) -> Table:
         rows = []
+        any_failed = any(episode.end == FAILED for own in self.episodes for episode in own)
         for names, found in self._rows():
             low, high = found.interval
-            rows.append(
-                [
-                    *names,
-                    f"{found.share:.1%}",
-                    f"{low:.1%} to {high:.1%}",
-                    f"{found.successes} of {found.episodes}",
-                    _number(found.steps),
-                    _number(found.steps_to_success),
-                    found.failed,
-                ]
-            )
-        headers = ["success", "95 % interval", "episodes", "steps", "steps to success", "simulator failed"]
-        return "Success", rows, [*self._name_headers, *headers]
+            cells = [f"{found.share:.1%}", f"{low:.1%} to {high:.1%}", f"{found.successes} of {found.episodes}"]
+            failed = [found.failed] if any_failed else []
+            rows.append([*names, *cells, _number(found.steps), _number(found.steps_to_success), *failed])
+        headers = ["success", "95 % interval", "episodes", "steps", "steps if done"]
+        failed_header = ["simulator failed"] if any_failed else []
+        return "Success", rows, [*self._name_headers, *headers, *failed_header]
 
     def _chunks_table(self) -> Table:
         rows = []
