@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,11 +14,15 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("peft")
 
+from safetensors.numpy import load_file as load_arrays  # noqa: E402
+from safetensors.numpy import save_file as save_arrays  # noqa: E402
 from tiny_runs import arguments, run, weights  # noqa: E402
 
+from pi0_fast import FastTokenizer  # noqa: E402
 from pi0_fast.cli import main  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
 from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
+from pi0_fast.training import loop  # noqa: E402
 from pi0_fast.training.lora import ADAPTER_FILE, _own_layer, has_adapters, merge_adapters  # noqa: E402
 from pi0_fast.training.setup import Run, set_up  # noqa: E402
 from pi0_fast.types import PolicyError, UsageError  # noqa: E402
@@ -122,14 +128,83 @@ def test_names_in_files() -> None:
         _own_layer(prefix + "language_model.layers.x.mlp.up_proj")
 
 
-def test_a_run_with_adapters_resumes_to_the_same_bits(home: Path, tmp_path: Path) -> None:
-    words = line(home, tmp_path / "whole", steps=4)
-    assert run(words).returncode == 0
-    words = line(home, tmp_path / "killed", steps=4)
-    at = ("pi0_fast.training.states", "Checkpoints.save", 1, "after")
-    assert run(words, at=at).returncode == -9
-    assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'killed'}"]) == 0
-    places = [tmp_path / name / "checkpoints" / "000004" / "pretrained_model" for name in ("whole", "killed")]
-    assert (places[0] / ADAPTER_FILE).read_bytes() == (places[1] / ADAPTER_FILE).read_bytes()
+def same_adapters(first: Path, second: Path) -> bool:
+    files = [place / "checkpoints" / "000004" / "pretrained_model" / ADAPTER_FILE for place in (first, second)]
+    return files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_an_interrupted_run_with_adapters_resumes_to_the_same_bits(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(line(home, tmp_path / "whole", steps=4)) == 0
+    real, calls = loop.Optimizer.step, 0
+
+    def interrupted(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(loop.Optimizer, "step", interrupted)
+    assert main(line(home, tmp_path / "broken", steps=4)) == 130
+    monkeypatch.setattr(loop.Optimizer, "step", real)
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'broken'}"]) == 0
+    assert same_adapters(tmp_path / "whole", tmp_path / "broken")
     with pytest.raises(FileNotFoundError):
         weights(tmp_path / "whole", 4)
+
+
+@pytest.mark.slow
+def test_a_killed_run_with_adapters_resumes_to_the_same_bits(home: Path, tmp_path: Path) -> None:
+    assert run(line(home, tmp_path / "whole", steps=4)).returncode == 0
+    at = ("pi0_fast.training.states", "Checkpoints.save", 1, "after")
+    assert run(line(home, tmp_path / "killed", steps=4), at=at).returncode == -9
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'killed'}"]) == 0
+    assert same_adapters(tmp_path / "whole", tmp_path / "killed")
+
+
+@pytest.mark.parametrize("part", ["statistics", "action"])
+def test_adapters_with_parts_of_other_ones_are_refused(home: Path, tmp_path: Path, part: str) -> None:
+    made = set_up_of(line(home, tmp_path / "out"))
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    made.save_model(folder)
+    if part == "statistics":
+        for path in folder.glob("policy_*.safetensors"):
+            arrays = load_arrays(path)
+            arrays["observation.state.q99"] = arrays["observation.state.q99"] + np.float32(0.25)
+            save_arrays(arrays, path)
+    else:
+        place = folder / "tokenizers" / "action"
+        own = FastTokenizer.from_pretrained(place)
+        shape: dict[str, Any] = {"time_horizon": own.time_horizon, "action_dim": own.action_dim}
+        FastTokenizer(own.vocabulary, scale=11.0, normalizer=own.normalizer, **shape).save_pretrained(place)
+    name = {"statistics": "normalization", "action": "action tokenizer"}[part]
+    with pytest.raises(PolicyError, match=f"the {name} has the fingerprint"):
+        merge_adapters(folder, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+def test_adapters_are_no_checkpoint_to_begin_with(home: Path, tmp_path: Path) -> None:
+    made = set_up_of(line(home, tmp_path / "out"))
+    (tmp_path / "saved").mkdir()
+    made.save_model(tmp_path / "saved")
+    with pytest.raises(UsageError, match="holds adapters: merge them first"):
+        set_up_of(line(home, tmp_path / "next", **{"policy.path": tmp_path / "saved"}))
+
+
+def test_adapters_with_gradient_checkpointing(home: Path, tmp_path: Path) -> None:
+    plain = set_up_of(line(home, tmp_path / "a"))
+    spare = set_up_of(line(home, tmp_path / "b", **{"policy.gradient_checkpointing": "true"}))
+    batch = plain.train_frames.batch([0, 1, 2])
+    losses = [[float(trained(made, 1).policy(batch)[0].detach()) for _ in range(2)] for made in (plain, spare)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    gradients = [
+        {name: value.grad for name, value in made.policy.model.named_parameters() if value.grad is not None}
+        for made in (plain, spare)
+    ]
+    assert gradients[0]
+    assert set(gradients[0]) == set(gradients[1])
+    for name, value in gradients[0].items():
+        torch.testing.assert_close(value, gradients[1][name], rtol=1e-4, atol=1e-6)
