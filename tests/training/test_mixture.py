@@ -20,11 +20,11 @@ from pi0_fast.cli import main  # noqa: E402
 from pi0_fast.data.writer import LeRobotWriter  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY  # noqa: E402
-from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
+from pi0_fast.train_config import DatasetConfig, TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training.metrics import read_metrics  # noqa: E402
 from pi0_fast.training.mixture import MixedPreparation  # noqa: E402
 from pi0_fast.training.setup import Run, set_up  # noqa: E402
-from pi0_fast.types import PolicyError  # noqa: E402
+from pi0_fast.types import PolicyError, UsageError  # noqa: E402
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 
@@ -186,6 +186,7 @@ def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = {"dataset.weights": "[3, 1]", "eval_freq": 4, "dataset.val_fraction": 0.3, "max_eval_samples": 6}
+    flags |= {"steps": 4, "save_freq": 3, "log_freq": 2}
     assert main(line(home, tmp_path / "whole", **flags)) == 0, capsys.readouterr().err
     printed = capsys.readouterr().out
     assert re.search(r"step 4: on \d+ held-out frames of lab_push loss", printed)
@@ -204,14 +205,13 @@ def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
     assert measured["loss"] == pytest.approx(np.average([parts[name]["loss"] for name in parts], weights=units))
 
     shutil.copytree(tmp_path / "whole", tmp_path / "cut", symlinks=True)
-    for step in (6, 8):
-        shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"{step:06d}")
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "000004")
     (tmp_path / "cut" / "checkpoints" / "last").unlink()
     assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'cut'}"]) == 0
     printed = capsys.readouterr()
-    assert "at step 4 of 8" in printed.out
+    assert "at step 3 of 4" in printed.out
     assert "will differ" not in printed.err
-    assert weights(tmp_path / "cut", 8) == weights(tmp_path / "whole", 8)
+    assert weights(tmp_path / "cut", 4) == weights(tmp_path / "whole", 4)
     for name in ("loss", "dataset_losses"):
         assert [each[name] for each in read_metrics(tmp_path / "cut") if each["kind"] == "train"] == [
             each[name] for each in lines
@@ -267,3 +267,107 @@ def check_robots(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match=r"chunks of 4 steps and 3 dimensions|robots/lab_push/tokenizers/action"):
         PI0FastPolicy.from_pretrained(other, robot="lab_push")
     PI0FastPolicy.from_pretrained(other)
+
+
+def test_a_shared_tokenizer_is_bound_to_each_robot(home: Path, tmp_path: Path) -> None:
+    """Fitted on both, without dimensions and units, it takes those of each dataset."""
+    command = [
+        "train-tokenizer",
+        '--repo_id=["lab/arm","lab/push"]',
+        f"--root={json.dumps([str(home / 'data'), str(home / 'other')])}",
+        '--action_key=["action","move"]',
+        "--action_horizon=4",
+        "--vocab_size=128",
+        f"--output_dir={tmp_path / 'shared'}",
+    ]
+    assert main(command) == 0
+    made = run(home, tmp_path / "out", **{"policy.action_tokenizer_name": tmp_path / "shared"})
+    first, second = (each.policy.preparation.action_tokenizer for each in made.datasets)
+    assert first.vocabulary.to_json() == second.vocabulary.to_json()
+    assert [(each.time_horizon, each.action_dim) for each in (first, second)] == [(4, 3), (4, 2)]
+    for each in made.datasets:
+        statistics = each.policy.preparation.processors.action.statistics
+        np.testing.assert_allclose(statistics["q99"], each.statistics[ACTION_KEY].q99, rtol=1e-6)
+    with made.batches(0, 1) as batches:
+        loss, _ = made.policy(next(batches))
+    assert torch.isfinite(loss)
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    made.save_model(folder)
+    push = PI0FastPolicy.from_pretrained(folder, robot="lab_push")
+    assert push.preparation.action_tokenizer.fingerprint == second.fingerprint
+
+
+def test_a_checkpoint_goes_on_to_a_mixture(made: Run, home: Path, tmp_path: Path) -> None:
+    """The policy of the second robot: its cameras are the policy's, and the first dataset lacks one."""
+    second = made.datasets[1].policy
+    second.save_pretrained(tmp_path / "start")
+    flags = {"policy.path": tmp_path / "start", "rename_map": json.dumps({WRIST: WRIST})}
+    new = ("policy.type", "policy.architecture", "policy.text_tokenizer_name")
+    text = [each for each in line(home, tmp_path / "out", **flags) if each.partition("=")[0][2:] not in new]
+    config = parse_train(TrainConfig, text[1:], "pi0-fast train")
+    config.validate()
+    again = set_up(config.resolved())
+    assert again.policy.config.image_keys == (TOP, WRIST)
+    assert again.columns.missing_cameras == (WRIST,)
+    assert torch.equal(again.policy.model.projector.weight, second.model.projector.weight)
+    assert [each.policy.config.action_dim for each in again.datasets] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"dataset.weights": "[1]"}, "--dataset.weights has 1 entries for 2 datasets"),
+        ({"dataset.weights": "[1, 0]"}, "--dataset.weights must be above 0"),
+        ({"dataset.root": "data"}, r"--dataset.root must be a list with one for each dataset"),
+        ({"dataset.episodes": "[0, 1]"}, r"--dataset.episodes must be a list with one for each .*\[\[0, 1\], null\]"),
+        ({"dataset.episodes": "[[0, 9], null]"}, "lab/arm has no episode 9"),
+        ({"dataset.episodes": "[null, [1, 1]]"}, "--dataset.episodes names 1 twice"),
+        ({"dataset.cameras": f'[["{TOP}"],["nothing"]]'}, "'nothing' is no image column of lab/push"),
+        ({"rename_map": '{"nothing": "x"}'}, "none of the datasets lab/arm, lab/push has a column 'nothing'"),
+        ({"rename_map": "[{}, {}, {}]"}, "--rename_map has 3 entries for 2 datasets"),
+        ({"dataset.repo_id": "lab/arm"}, "is a list for several datasets, but there is one|names one"),
+    ],
+)
+def test_what_does_not_fit_is_refused(home: Path, tmp_path: Path, flags: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        run(home, tmp_path / "out", **flags)
+
+
+def test_cameras_and_names_of_each_dataset(home: Path, tmp_path: Path) -> None:
+    """One camera of one dataset, under another name; some episodes of the other."""
+    renames = [{TOP: "observation.images.front"}, {WRIST: "observation.images.front"}]
+    made = run(
+        home,
+        tmp_path / "out",
+        **{"dataset.cameras": json.dumps([[TOP], [WRIST]]), "rename_map": json.dumps(renames)},
+        **{"dataset.episodes": "[[0, 2], null]"},
+    )
+    assert made.policy.config.image_keys == ("observation.images.front",)
+    assert [each.train_frames.episodes for each in made.datasets] == [(0, 2), (0, 1)]
+    assert [each.columns.cameras for each in made.datasets] == [(TOP,), (WRIST,)]
+    with made.batches(0, 1) as batches:
+        joined = next(batches)
+    assert joined.camera_valid.all()
+
+
+def test_names_of_directories_are_different() -> None:
+    members = DatasetConfig(["a/b", "a_b", "a/b", "../x"]).members(None)
+    assert [member.name for member in members] == ["a_b", "a_b-2", "a_b-3", "_x"]
+
+
+def test_a_run_of_other_datasets_is_not_resumed(made: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "out" / "checkpoints" / "000002" / "pretrained_model"
+    folder.mkdir(parents=True)
+    (folder.parent / "training_state").mkdir()
+    (folder.parent / "training_state" / "training_step.json").write_text("{}")
+    made.save_model(folder)
+    made.config.write(folder)
+    resume = ["--resume=true", f"--output_dir={tmp_path / 'out'}"]
+    again = set_up(parse_train(TrainConfig, resume, "pi0-fast train").resolved())
+    assert [each.policy.config.action_dim for each in again.datasets] == [3, 2]
+    assert again.datasets[1].policy.model is again.policy.model
+    assert again.conditions() == made.conditions()
+    other = [*resume, '--dataset.repo_id=["lab/arm","lab/other"]']
+    with pytest.raises(UsageError, match="the run has the datasets lab_arm, lab_push, the command names lab_arm, lab_"):
+        set_up(parse_train(TrainConfig, other, "pi0-fast train").resolved())
