@@ -43,7 +43,7 @@ from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.setup import Run, set_up
-from pi0_fast.training.sharding import synchronised, wrapped
+from pi0_fast.training.sharding import check_engine, synchronised, whole_within, wrapped
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
 from pi0_fast.training.validation import loss_units, measure, over_datasets
 from pi0_fast.types import DatasetError, UsageError
@@ -82,6 +82,7 @@ def train(config: TrainConfig) -> TrainingResult:
     """
     config = config.resolved()
     launch = read_launch(config)
+    check_engine(launch, config)
     if launch.cpu and config.policy.device is None:
         config.policy = replace(config.policy, device="cpu")
     with begun(launch, device=config.policy.device, timeout_s=config.distributed_timeout_s) as processes:
@@ -158,8 +159,14 @@ class _Loop:
         fused = run.policy.config.optimizer_fused
         if saved is not None:
             fused = _saved_choice(saved, config.policy.optimizer_fused)
+        self._module = wrapped(run.policy, processes)
         self._optimizer = Optimizer(
-            run.policy, run.policy.config, steps=config.steps, fused=fused, ema_decay=config.ema_decay
+            run.policy,
+            run.policy.config,
+            steps=config.steps,
+            fused=fused,
+            ema_decay=config.ema_decay,
+            processes=processes,
         )
         self._meter = Meter(self._device, [each.member.name for each in run.datasets] if run.others else [])
         self._read_at = self._start
@@ -168,7 +175,6 @@ class _Loop:
         self._validation: dict[str, Any] | None = None
         if saved is not None:
             self._go_on_from(saved)
-        self._module = wrapped(run.policy, processes)
         if config.save_checkpoint and self._first:
             weights = sum(value.nbytes for value in run.policy.model.state_dict().values())
             self._checkpoints.check(weights + self._optimizer.state_bytes())
@@ -316,9 +322,10 @@ class _Loop:
         by_dataset = torch.zeros(len(self._run.datasets) if self._run.others else 0, 2, device=self._device)
         several = self._processes.count
         for number, (each, own) in enumerate(zip(prepared, units, strict=True)):
-            if own == 0 and several == 1:
-                continue
             counted = Counter(self._policy.counts)
+            if own == 0 and several == 1:
+                self._policy.counts["padded_rows"] += each.counts["padded_rows"]
+                continue
             with self._processes.reaching(), synchronised(self._module, number == len(prepared) - 1):
                 part, info = self._module(each)
                 # The engines take the mean over the processes, of which the sum is wanted.
@@ -327,7 +334,7 @@ class _Loop:
             loss += part.detach() * (own / total)
             if own == 0:  # computed only because the other processes wait for its gradients, which are 0
                 self._policy.counts.clear()
-                self._policy.counts.update(counted)
+                self._policy.counts.update(counted + Counter(padded_rows=each.counts["padded_rows"]))
             if "dataset_losses" in info:
                 by_dataset += info["dataset_losses"] * (own / total)
         return torch.cat((loss[None], by_dataset.flatten()))
@@ -357,7 +364,7 @@ class _Loop:
     def _measure(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
         self._check(step)
         parts: dict[str, dict[str, Any]] = {}
-        with self._optimizer.averaged(), self._run.generating():
+        with self._final_weights(self._device), self._run.generating():
             for run in self._run.datasets:
                 found = measure(
                     run.policy,
@@ -400,13 +407,25 @@ class _Loop:
             "conditions": self._conditions(),
             "processes": self._processes.count,
         }
-        if self._first:
-            state = self._optimizer.state()  # of the weights themselves, not of their averages
-            with self._optimizer.averaged():
+        sharded = self._processes.launch.engine == "fsdp"
+        state = self._optimizer.state()  # of the weights themselves, not of their averages
+        if sharded:
+            with self._final_weights("cpu" if self._first else None):
+                saved = self._checkpoints.save(step, self._write_model, progress_of_run, state, self._processes)
+            self._newest = saved
+        elif self._first:
+            with self._final_weights("cpu"):
                 self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state)
         self._newest = self._processes.from_first(self._newest)
         if metrics is not None:
             metrics.draw(_SECONDS_BETWEEN_PICTURES)
+
+    @contextmanager
+    def _final_weights(self, device: torch.device | str | None) -> Iterator[None]:
+        """Within the block the policies have the weights that are measured and saved: averaged, and not sharded."""
+        policies = [run.policy for run in self._run.datasets]
+        with self._optimizer.averaged(), whole_within(policies, device):
+            yield
 
     def _write_model(self, directory: Path) -> None:
         self._run.save_model(directory)
@@ -445,10 +464,13 @@ class _Loop:
 
     def _push(self) -> None:
         options = self._config.policy
-        if options.pushes and options.repo_id is not None and self._first:
-            with self._optimizer.averaged(), self._run.generating():
+        if not options.pushes or options.repo_id is None:
+            return
+        with self._final_weights("cpu" if self._first else None), self._run.generating():
+            if self._first:
                 address = self._run.push(options.repo_id, private=bool(options.private))
-            say(f"uploaded: {address}")
+                say(f"uploaded: {address}")
+        self._processes.wait()
 
     def _result(self, step: int) -> TrainingResult:
         config = self._config

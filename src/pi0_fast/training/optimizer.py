@@ -3,8 +3,9 @@
 AdamW with decoupled weight decay (Loshchilov and Hutter 2019) on all trainable parameters in one group, as LeRobot's
 `pi0_fast` has it; the gradients' norm over all of them is clipped; the learning rate follows a warm-up and half a
 cosine. A bfloat16 parameter keeps a float32 copy of itself here, on which AdamW works: an update of 2.5e-5 is less than
-half the distance between neighbouring bfloat16 numbers from 0.01 on, and would be rounded away. Left out: gradients
-(policy.py), files (states.py), other optimizers.
+half the distance between neighbouring bfloat16 numbers from 0.01 on, and would be rounded away. Of weights that are
+sharded over several processes, each updates its part. Left out: gradients (policy.py), files (states.py), other
+optimizers.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from pi0_fast.policy_config import PI0FastConfig
+from pi0_fast.training.processes import Processes
+from pi0_fast.training.sharding import laid_out_as, part
+from pi0_fast.training.states import fill, stored_shape
 from pi0_fast.types import PolicyError
 
 #: Device types whose fused AdamW is taken where nobody says otherwise.
@@ -78,6 +83,7 @@ class Optimizer:
         steps: int,
         fused: bool | None = None,
         ema_decay: float | None = None,
+        processes: Processes | None = None,
     ) -> None:
         """Look at the model's parameters; none is changed.
 
@@ -87,6 +93,7 @@ class Optimizer:
             steps: of the whole run.
             fused: None takes the fused kernel where the device has one.
             ema_decay: keep averaged weights, which forget 1 - ema_decay of themselves at each step.
+            processes: over which parameters are sharded, where they are.
         """
         self._parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not self._parameters:
@@ -96,12 +103,16 @@ class Optimizer:
         self.fused = device.type in FUSED_DEVICES if fused is None else fused
         self.ema_decay = ema_decay
         self._clip_norm = config.optimizer_grad_clip_norm
-        self._masters = {
-            name: parameter.detach().float().clone()
+        self._processes = processes
+        # What is computed with here: the parameters, or this process' rows of them in the same memory.
+        self._parts = {
+            name: nn.Parameter(part(parameter)) if isinstance(parameter, DTensor) else parameter
             for name, parameter in self._parameters.items()
-            if parameter.dtype != torch.float32
         }
-        direct = [parameter for name, parameter in self._parameters.items() if name not in self._masters]
+        self._masters = {
+            name: own.detach().float().clone() for name, own in self._parts.items() if own.dtype != torch.float32
+        }
+        direct = [own for name, own in self._parts.items() if name not in self._masters]
         settings = {
             "betas": config.optimizer_betas,
             "eps": config.optimizer_eps,
@@ -115,9 +126,7 @@ class Optimizer:
             for name, master in self._masters.items()
         }
         self._averages = (
-            {name: parameter.detach().float().clone() for name, parameter in self._parameters.items()}
-            if ema_decay is not None
-            else {}
+            {name: own.detach().float().clone() for name, own in self._parts.items()} if ema_decay is not None else {}
         )
 
     @property
@@ -134,6 +143,7 @@ class Optimizer:
         Returns:
             float32 scalar on the device: the gradients' norm before clipping.
         """
+        self._take_gradients()
         norm, scale = self._norm_and_scale()
         rate = self.schedule.rate(completed)
         if self._direct is not None:
@@ -142,7 +152,7 @@ class Optimizer:
                 torch._foreach_mul_(gradients, scale)
             _apply(self._direct, rate)
         for name, optimizer in self._separate.items():
-            parameter, master = self._parameters[name], self._masters[name]
+            parameter, master = self._parts[name], self._masters[name]
             if parameter.grad is None:
                 continue
             master.grad = parameter.grad.float()
@@ -153,19 +163,30 @@ class Optimizer:
             parameter.data.copy_(master)
         if self.ema_decay is not None:
             for name, average in self._averages.items():
-                average.lerp_(self._masters.get(name, self._parameters[name].detach()), 1 - self.ema_decay)
+                average.lerp_(self._masters.get(name, self._parts[name].detach()), 1 - self.ema_decay)
         return norm
+
+    def _take_gradients(self) -> None:
+        for name, own in self._parts.items():
+            parameter = self._parameters[name]
+            if own is not parameter:
+                own.grad = None if parameter.grad is None else part(parameter.grad)
+                parameter.grad = None
 
     def discard_gradients(self) -> None:
         """Forget the gradients, without an update."""
-        for parameter in self._parameters.values():
-            parameter.grad = None
+        for name, parameter in self._parameters.items():
+            parameter.grad = self._parts[name].grad = None
 
     def _norm_and_scale(self) -> tuple[Tensor, Tensor | None]:
         """The norm of all gradients, and what to multiply them with (None: nothing to do)."""
-        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        gradients = [own.grad for own in self._parts.values() if own.grad is not None]
         norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
         norm = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+        if self._processes is not None and any(isinstance(p, DTensor) for p in self._parameters.values()):
+            squares = norm.square()
+            self._processes.add_up(squares)
+            norm = squares.sqrt()
         if self._clip_norm <= 0:
             return norm, None
         scale = (self._clip_norm / (norm + 1e-6)).clamp(max=1.0)
@@ -177,14 +198,26 @@ class Optimizer:
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within the block the model has the averaged weights, where they are kept."""
-        kept = {name: self._parameters[name].data for name in self._averages}
+        # Where the memory is that of a sharded parameter, it stays; else only what is in it changes.
+        kept = {
+            name: own.detach().clone() if own is not self._parameters[name] else own.data
+            for name, own in self._parts.items()
+            if name in self._averages
+        }
         try:
             for name, average in self._averages.items():
-                self._parameters[name].data = average.to(kept[name].dtype)
+                self._put(name, average.to(kept[name].dtype))
             yield
         finally:
             for name, values in kept.items():
-                self._parameters[name].data = values
+                self._put(name, values)
+
+    def _put(self, name: str, values: Tensor) -> None:
+        own = self._parts[name]
+        if own is self._parameters[name]:
+            own.data = values
+        else:
+            own.data.copy_(values)
 
     # --- state ------------------------------------------------------------------------------------------------------
 
@@ -195,15 +228,17 @@ class Optimizer:
         ``/average``; with averaged weights also ``/weights``, since a checkpoint's policy has the averaged ones.
         """
         state: dict[str, Tensor] = {}
-        for name, parameter in self._parameters.items():
-            for key, value in self._moments(name).items():
-                state[f"{name}/{key}"] = value.reshape(-1) if key == "step" else value
-            if name in self._masters:
-                state[f"{name}/master"] = self._masters[name]
-            if name in self._averages:
-                state[f"{name}/average"] = self._averages[name]
-                if name not in self._masters:
-                    state[f"{name}/weights"] = parameter.detach()
+        for name, own in self._parts.items():
+            found = {
+                **{key: value for key, value in self._moments(name).items() if key != "step"},
+                **({"master": self._masters[name]} if name in self._masters else {}),
+                **({"average": self._averages[name]} if name in self._averages else {}),
+                **({"weights": own.detach()} if name in self._averages and name not in self._masters else {}),
+            }
+            for key, value in found.items():
+                state[f"{name}/{key}"] = laid_out_as(self._parameters[name], value)
+            if "step" in self._moments(name):
+                state[f"{name}/step"] = self._moments(name)["step"].reshape(-1)
         return state
 
     def settings(self) -> dict[str, Any]:
@@ -236,60 +271,60 @@ class Optimizer:
                 f"{where} was saved with ema_decay={settings['ema_decay']}, which cannot become {self.ema_decay} in "
                 "the middle of a run"
             )
-        used: set[str] = set()
-
-        def take(name: str, key: str, like: Tensor) -> Tensor:
-            full = f"{name}/{key}"
-            if full not in state:
-                raise PolicyError(f"{where} lacks {full}: it was saved with other settings, or is damaged")
-            if state[full].shape != like.shape:
-                raise PolicyError(f"{where}: {full} is {list(state[full].shape)}, not {list(like.shape)}")
-            used.add(full)
-            return state[full]
-
-        for name, parameter in self._parameters.items():
-            target = self._masters.get(name, parameter)
-            if f"{name}/step" in state:
-                self._set_moments(name, target, {key: take(name, key, like) for key, like in _like(target)})
-            if name in self._masters:
-                target.copy_(take(name, "master", target))
-            elif self._averages:
-                parameter.data.copy_(take(name, "weights", parameter))
-            if name in self._masters:
-                parameter.data.copy_(target)
-            if name in self._averages:
-                self._averages[name].copy_(take(name, "average", parameter))
-        if set(state) != used:
+        targets = self._targets(state)
+        for name, target in targets.items():
+            if name not in state:
+                raise PolicyError(f"{where} lacks {name}: it was saved with other settings, or is damaged")
+            shape = stored_shape(state, name)
+            if shape != target.shape:
+                raise PolicyError(f"{where}: {name} is {list(shape)}, not {list(target.shape)}")
+        if set(state) != set(targets):
             raise PolicyError(
-                f"{where} holds {', '.join(sorted(set(state) - used)[:8])}, for which these settings have no use: "
-                "resume with the dtype that it was saved with"
+                f"{where} holds {', '.join(sorted(set(state) - set(targets))[:8])}, for which these settings have no "
+                "use: resume with the dtype that it was saved with"
             )
+        fill(targets, state)
+        for name, own in self._parts.items():
+            if f"{name}/step" in targets:
+                self._set_moments(name, {key: targets[f"{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")})
+            if name in self._masters:
+                own.data.copy_(self._masters[name])
+
+    def _targets(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Where the tensors of a state are to go, but for AdamW's, which are new; `state` says whether it has those."""
+        targets: dict[str, Tensor] = {}
+        for name, parameter in self._parameters.items():
+            own, found = self._parts[name], dict[str, Tensor]()
+            if f"{name}/step" in state:
+                moment = self._masters.get(name, own).detach()
+                for key in ("exp_avg", "exp_avg_sq"):
+                    found[key] = torch.empty_like(moment, memory_format=torch.preserve_format)
+                targets[f"{name}/step"] = torch.zeros(1)
+            if name in self._masters:
+                found["master"] = self._masters[name]
+            elif self._averages:
+                found["weights"] = own.data
+            if name in self._averages:
+                found["average"] = self._averages[name]
+            targets |= {f"{name}/{key}": laid_out_as(parameter, value) for key, value in found.items()}
+        return targets
 
     def _moments(self, name: str) -> Mapping[str, Tensor]:
         optimizer = self._separate.get(name, self._direct)
         assert optimizer is not None
-        moments: Mapping[str, Tensor] = optimizer.state.get(self._masters.get(name, self._parameters[name]), {})
+        moments: Mapping[str, Tensor] = optimizer.state.get(self._masters.get(name, self._parts[name]), {})
         return moments
 
-    def _set_moments(self, name: str, target: Tensor, values: Mapping[str, Tensor]) -> None:
+    def _set_moments(self, name: str, values: Mapping[str, Tensor]) -> None:
         optimizer = self._separate.get(name, self._direct)
         assert optimizer is not None
-        kept = {key: torch.empty_like(target, memory_format=torch.preserve_format) for key in ("exp_avg", "exp_avg_sq")}
-        for key, tensor in kept.items():
-            tensor.detach_().copy_(values[key])
+        target = self._masters.get(name, self._parts[name])
         # As AdamW makes it: on the device where it is fused, else on the CPU.
         step = values["step"].to(target.device if self.fused else "cpu", torch.float32, copy=True).reshape(())
-        optimizer.state[target] = {"step": step, **kept}
+        optimizer.state[target] = {"step": step, **{key: part(values[key]) for key in ("exp_avg", "exp_avg_sq")}}
 
 
 def _apply(optimizer: torch.optim.AdamW, rate: float) -> None:
     optimizer.param_groups[0]["lr"] = rate
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def _like(parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Names and shapes of AdamW's state of a parameter."""
-    yield "step", torch.zeros(1)
-    yield "exp_avg", parameter
-    yield "exp_avg_sq", parameter

@@ -6,6 +6,8 @@
         training_state/
           training_step.json                the step, and everything about the run that is a number or a name
           optimizer_state.safetensors       see Optimizer.state
+          optimizer_state/                  in its place where weights are sharded: a file of each process, as
+                                            torch.distributed.checkpoint writes them
       last -> 000200
 
 A checkpoint is written beside its place, flushed to the disk, and renamed: whatever is killed when, a directory of that
@@ -17,25 +19,36 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.tensor import DTensor
 
 from pi0_fast.model.weights import write_tensors
 from pi0_fast.policy_config import read_json_object, write_json
 from pi0_fast.swap import TEMPORARY, check_place, finish_interrupted_swap, install_directory, temporary_sibling
 from pi0_fast.train_config import CHECKPOINTS, LAST, PRETRAINED_MODEL, TRAINING_STATE
+from pi0_fast.training.processes import Processes
+from pi0_fast.training.sharding import part, rows_of
 from pi0_fast.types import PolicyError
 
 STEP_FILE, OPTIMIZER_FILE = "training_step.json", "optimizer_state.safetensors"
+#: In place of that file, of sharded tensors.
+OPTIMIZER_FOLDER = "optimizer_state"
 #: Names of checkpoints that are being deleted begin so.
 _DELETED = ".deleted-"
 _FORMAT = {"format": "pi0-fast-training-state", "version": 1}
@@ -51,13 +64,88 @@ class SavedState:
         directory: of the checkpoint.
         step: updates that were done.
         progress: the rest of training_step.json.
-        tensors: see `Optimizer.state`.
+        tensors: see `Optimizer.state`; they are read when they are asked for, best with `fill`.
     """
 
     directory: Path
     step: int
     progress: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
+
+
+class _Stored(Mapping[str, Tensor]):
+    """Tensors in files, by name; each is read when it is asked for."""
+
+    def __init__(self, shapes: Mapping[str, torch.Size]) -> None:
+        self.shapes = dict(shapes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class _InOneFile(_Stored):
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        with safe_open(path, framework="pt") as file:
+            super().__init__({name: torch.Size(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
+        self._path = path
+
+    def __getitem__(self, name: str) -> Tensor:
+        with safe_open(self._path, framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+            return tensor
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        with safe_open(self._path, framework="pt") as file:
+            for name, target in targets.items():
+                sharded = isinstance(target, DTensor)
+                part(target).copy_(file.get_slice(name)[rows_of(target)] if sharded else file.get_tensor(name))
+
+
+class _Sharded(_Stored):
+    """A directory of torch.distributed.checkpoint; any number of processes can read what any other wrote."""
+
+    def __init__(self, folder: Path) -> None:
+        metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+        super().__init__(
+            {name: each.size for name, each in metadata.items() if isinstance(each, TensorStorageMetadata)}
+        )
+        self._folder = folder
+
+    def __getitem__(self, name: str) -> Tensor:
+        found = {name: torch.empty(self.shapes[name])}
+        self.fill(found)
+        return found[name]
+
+    def fill(self, targets: Mapping[str, Tensor]) -> None:
+        # Each process reads what it needs, and nothing has to be agreed upon.
+        load(dict(targets), storage_reader=FileSystemReader(self._folder), no_dist=True)
+
+
+def stored_shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size:
+    """The shape of one of them, without reading it where it is in a file."""
+    return tensors.shapes[name] if isinstance(tensors, _Stored) else tensors[name].shape
+
+
+@torch.no_grad()
+def fill(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into others of the same names and shapes; of a sharded one each process reads its part.
+
+    Raises:
+        PolicyError: a file is damaged.
+    """
+    if not isinstance(tensors, _InOneFile | _Sharded):
+        for name, target in targets.items():
+            part(target).copy_(tensors[name][rows_of(target)])
+        return
+    try:
+        tensors.fill(targets)
+    except (OSError, SafetensorError, CheckpointException) as error:
+        raise PolicyError(f"the optimizer's state cannot be read: {error}") from error
 
 
 class Checkpoints:
@@ -121,6 +209,7 @@ class Checkpoints:
         write_model: Callable[[Path], None],
         progress: Mapping[str, Any],
         tensors: Mapping[str, Tensor],
+        processes: Processes | None = None,
     ) -> Path:
         """Write the checkpoint of a step, move `last` to it, delete old ones.
 
@@ -129,6 +218,8 @@ class Checkpoints:
             write_model: called with the empty directory pretrained_model.
             progress: what `SavedState.progress` will hold.
             tensors: as in `SavedState`.
+            processes: where tensors are sharded over these, all of which call this: each writes its parts, the first
+                of them everything else.
 
         Returns:
             Its directory.
@@ -137,6 +228,10 @@ class Checkpoints:
             OSError: it cannot be written; earlier checkpoints are as they were, and the message names the newest.
         """
         target = self.directory(step)
+        if processes is not None and not processes.first:
+            _write_parts(processes.from_first(target), tensors, processes)
+            processes.wait()
+            return target
         temporary: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -145,7 +240,10 @@ class Checkpoints:
             model.mkdir()
             state.mkdir()
             write_model(model)
-            write_tensors(state / OPTIMIZER_FILE, tensors, {})
+            if processes is None:
+                write_tensors(state / OPTIMIZER_FILE, tensors, {})
+            else:
+                _write_parts(processes.from_first(state / OPTIMIZER_FOLDER), tensors, processes)
             write_json(state / STEP_FILE, {**_FORMAT, "step": step, **progress}, indent=2)
             install_directory(temporary, target)
             self._point_last_to(target)
@@ -155,6 +253,8 @@ class Checkpoints:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
         self._delete_old(step)
+        if processes is not None:
+            processes.wait()
         return target
 
     def _failure(self, target: Path, error: Exception) -> OSError:
@@ -191,6 +291,25 @@ class Checkpoints:
                 temporary_sibling(self.folder / half[1]).rmdir()  # removes those of dead processes
             elif entry.name.startswith(_DELETED) or re.fullmatch(r"\.\d+\.pi0-fast-new", entry.name):
                 shutil.rmtree(entry, ignore_errors=True)
+
+
+def _write_parts(folder: Path, tensors: Mapping[str, Tensor], processes: Processes) -> None:
+    """This process' parts of sharded tensors, and one of those that all have alike.
+
+    Raises:
+        OSError: a part cannot be written, or the directory, which the first process made, is not there.
+    """
+    if not folder.parent.is_dir():
+        raise OSError(
+            errno.ENOENT,
+            f"process {processes.rank} does not see {folder.parent}, which process 0 made: with --distributed=fsdp on "
+            "several machines, --output_dir must be on a file system that all of them share",
+        )
+    try:
+        with processes.reaching():
+            save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=processes.group)
+    except CheckpointException as error:
+        raise OSError(errno.EIO, str(error)) from error
 
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
@@ -248,8 +367,10 @@ def read_state(checkpoint: Path) -> SavedState:
     step = content.pop("step", None)
     if isinstance(step, bool) or not isinstance(step, int):
         raise PolicyError(f"{folder / STEP_FILE}: 'step' is {step!r}")
+    sharded = (folder / OPTIMIZER_FOLDER).is_dir()
+    path = folder / (OPTIMIZER_FOLDER if sharded else OPTIMIZER_FILE)
     try:
-        tensors = load_file(folder / OPTIMIZER_FILE)
-    except (OSError, SafetensorError) as error:
-        raise PolicyError(f"{folder / OPTIMIZER_FILE} cannot be read: {error}") from error
+        tensors = _Sharded(path) if sharded else _InOneFile(path)
+    except (OSError, SafetensorError, EOFError, pickle.UnpicklingError) as error:
+        raise PolicyError(f"{path} cannot be read: {error}") from error
     return SavedState(checkpoint, step, content, tensors)
