@@ -1,0 +1,163 @@
+"""Two processes on one machine: the losses are those of one with the same batches, one of them writes, and all end when
+one is gone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal as signals
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+import tiny_processes  # noqa: E402
+import tiny_runs  # noqa: E402
+from safetensors.torch import load_file  # noqa: E402
+
+from pi0_fast.cli import main  # noqa: E402
+from pi0_fast.policy import PI0FastPolicy  # noqa: E402
+from pi0_fast.training.metrics import read_metrics  # noqa: E402
+
+torch.set_num_threads(1)
+
+OPTIMIZER = "pi0_fast.training.optimizer"
+#: Everything that must not be noticed: measuring, averages, clipping (the norms are about 3), accumulated batches.
+FLAGS: dict[str, Any] = {
+    "gradient_accumulation_steps": 2,
+    "ema_decay": 0.9,
+    "policy.optimizer_eps": 1e-4,  # gradients that are 0 but for rounding would become steps
+    "dataset.val_fraction": 0.5,
+    "eval_freq": 4,
+    "log_freq": 1,
+    "save_freq": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Path:
+    """The run of one process, whose batches are twice as large."""
+    done = tiny_runs.run(tiny_runs.arguments(folder, folder / "one", batch_size=4, **FLAGS))
+    assert done.returncode == 0, done.stderr
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(folder: Path) -> Path:
+    """The same run of two processes, which end well; only the first of them says so."""
+    line = tiny_runs.arguments(folder, folder / "two", batch_size=2, num_workers=1, **FLAGS)
+    first, second = tiny_processes.run(line)
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "2 processes (ddp): 2 frames a process x 2 x 2 = 8 frames a step" in first.stdout
+    assert "trained 8 steps" in first.stdout
+    assert (second.stdout, second.stderr) == ("", "")
+    return folder / "two"
+
+
+def weights(output: Path, step: int = 8) -> dict[str, Any]:
+    return load_file(output / "checkpoints" / f"{step:06d}" / "pretrained_model" / "model.safetensors")
+
+
+def assert_same_run(first: Path, second: Path) -> None:
+    """The same losses, measurements, counts and weights, but for rounding."""
+    lines, others = read_metrics(first), read_metrics(second)
+    assert [(line["step"], line["kind"]) for line in lines] == [(line["step"], line["kind"]) for line in others]
+    for line, other in zip(lines, others, strict=True):
+        for name in ("loss", "grad_norm", "action_l1", "tokenizer_l1", "token_accuracy"):
+            if name in line:
+                assert other[name] == pytest.approx(line[name], rel=1e-5), (line["step"], name)
+        for name in ("frames", "target_ids", "counts", "steps", "malformed"):
+            assert other.get(name) == line.get(name), (line["step"], name)
+    other_weights = weights(second)
+    for name, value in weights(first).items():
+        torch.testing.assert_close(other_weights[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_two_processes_are_one_with_the_same_batches(one: Path, two: Path) -> None:
+    assert_same_run(one, two)
+    assert {entry.name for entry in (two / "checkpoints").iterdir()} == {"000004", "000008", "last"}
+    states = [
+        json.loads((run / "checkpoints/000004/training_state/training_step.json").read_text()) for run in (one, two)
+    ]
+    assert states[0]["counts"] == states[1]["counts"]
+    assert [state["processes"] for state in states] == [1, 2]
+
+
+def test_one_process_goes_on_with_what_two_began(folder: Path, one: Path) -> None:
+    output = folder / "two_then_one"
+    began = tiny_runs.arguments(folder, output, batch_size=2, **FLAGS)
+    stopping = {0: (OPTIMIZER, "Optimizer.step", 6, "before")}
+    stopped, other = tiny_processes.run(began, at=stopping, signal=signals.SIGTERM)
+    assert (stopped.returncode, other.returncode) == (0, 0), stopped.stderr + other.stderr
+    assert "stopped after step 6; go on with" in stopped.stdout
+    resumed = tiny_runs.run(["train", "--resume=true", f"--output_dir={output}", "--batch_size=4"])
+    assert resumed.returncode == 0, resumed.stderr
+    assert "saved by 2 processes, and is gone on with by 1 process" in resumed.stdout
+    assert "will differ" not in resumed.stderr
+    assert_same_run(one, output)
+
+
+def test_two_processes_go_on_with_what_one_began(folder: Path, one: Path) -> None:
+    output = folder / "one_then_two"
+    at = (OPTIMIZER, "Optimizer.step", 3, "before")
+    stopped = tiny_runs.run(tiny_runs.arguments(folder, output, batch_size=4, **FLAGS), at=at, signal=signals.SIGTERM)
+    assert stopped.returncode == 0, stopped.stderr
+    line = ["train", "--resume=true", f"--output_dir={output}"]
+    first, second = tiny_processes.run([*line, "--batch_size=2"])
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    assert "will differ" not in first.stderr
+    assert_same_run(one, output)
+
+
+def test_another_batch_than_before_is_said_with_the_way_out(
+    one: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = shutil.copytree(one / "checkpoints/000004", tmp_path / "checkpoints/000004") / "training_state"
+    content = json.loads((state / "training_step.json").read_text())
+    content["processes"], content["conditions"]["batch_size"] = 2, 8
+    (state / "training_step.json").write_text(json.dumps(content))
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path}", "--steps=4", "--save_checkpoint=false"]) == 0
+    assert "batch_size was 8 and is 4" in (printed := capsys.readouterr().err)
+    assert "--batch_size=8 keeps the batch of 8 frames" in printed
+
+
+# --- sharded weights ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sharded(folder: Path) -> Path:
+    """The run of two processes with a part of the weights each, stopped after step 6."""
+    line = tiny_runs.arguments(folder, folder / "sharded", batch_size=2, distributed="fsdp", **FLAGS)
+    stopping = {1: (OPTIMIZER, "Optimizer.step", 6, "before")}
+    ended = tiny_processes.run(line, at=stopping, signal=signals.SIGTERM)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert "2 processes (fsdp)" in ended[0].stdout
+    state = folder / "sharded/checkpoints/000006/training_state"
+    assert {entry.name for entry in state.iterdir()} == {"training_step.json", "optimizer_state"}
+    return folder / "sharded"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_sharded_weights_are_trained_as_whole_ones(folder: Path, one: Path, sharded: Path, count: int) -> None:
+    """Also where as many processes go on as began, or one."""
+    output = shutil.copytree(sharded, folder / f"sharded_then_{count}", symlinks=True)
+    line = ["train", "--resume=true", f"--output_dir={output}", f"--batch_size={4 // count}"]
+    ended = tiny_processes.run(line, count)
+    assert [each.returncode for each in ended] == [0] * count, ended[0].stderr
+    assert "will differ" not in ended[0].stderr
+    assert_same_run(one, output)
+
+
+def test_a_policy_of_sharded_weights_is_a_plain_checkpoint(one: Path, sharded: Path) -> None:
+    plain, saved = (load_file(run / "checkpoints/000004/pretrained_model/model.safetensors") for run in (one, sharded))
+    assert {name: value.shape for name, value in plain.items()} == {name: value.shape for name, value in saved.items()}
+    policy = PI0FastPolicy.from_pretrained(sharded / "checkpoints/last/pretrained_model")
+    assert not any(parameter.isnan().any() for parameter in policy.parameters())
