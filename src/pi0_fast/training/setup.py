@@ -495,28 +495,22 @@ class _Start:
 
     @property
     def renames(self) -> dict[str, str]:
-        return {} if self.folder is None else self.processors_for(None).rename_map
+        return {} if self.folder is None else self.nominal_processors.rename_map
 
-    def processors_for(self, config: PI0FastConfig | None) -> PolicyProcessors:
-        """The checkpoint's processors, but with unit ranges of the sizes that `config` has as statistics."""
+    @property
+    def nominal_processors(self) -> PolicyProcessors:
+        """The checkpoint's processors with unit ranges as statistics: for their names and modes."""
         assert self.folder is not None
         assert self.config is not None
-        config = config or self.config
+        config = self.config
+        sizes = {
+            STATE_KEY: config.state_dim if STATE_KEY in config.input_features else 1,
+            ACTION_KEY: config.action_dim if ACTION_KEY in config.output_features else 1,
+        }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the files' peculiarities, of which only the modes are taken here
+            warnings.simplefilter("ignore")  # of the files' peculiarities
             return read_processors(
-                self.folder,
-                replace(
-                    self.config,
-                    input_features=config.input_features,
-                    output_features=config.output_features,
-                    # Names of the data's dimensions, which need not be as many as the checkpoint's.
-                    action_feature_names=config.action_feature_names,
-                ),
-                statistics={
-                    STATE_KEY: _unit_ranges(config.state_dim if STATE_KEY in config.input_features else 1),
-                    ACTION_KEY: _unit_ranges(config.action_dim if ACTION_KEY in config.output_features else 1),
-                },
+                self.folder, config, statistics={key: _unit_ranges(size) for key, size in sizes.items()}
             )
 
     def stored_processors(self) -> PolicyProcessors:
@@ -619,7 +613,7 @@ def _policy_config(
     try:
         settled = replace(base, **{**given, **decided})
         if start.folder is not None and not config.resume:
-            settled = replace(settled, normalization_mapping=_modes(start, settled, given))
+            settled = replace(settled, normalization_mapping=_modes(start, given))
     except PolicyError as error:
         raise UsageError(f"--policy: {error}") from error
     if options.path is not None and options.pretrained_path is not None and not config.resume:
@@ -664,9 +658,9 @@ def _config_of(data: _Data, first: PI0FastConfig) -> PI0FastConfig:
         raise UsageError(f"{data.member.name}: {error}") from error
 
 
-def _modes(start: _Start, settled: PI0FastConfig, given: Mapping[str, Any]) -> dict[str, NormalizationMode]:
+def _modes(start: _Start, given: Mapping[str, Any]) -> dict[str, NormalizationMode]:
     """How state and action are normalised: as the checkpoint's were, unless the command says so outright."""
-    stored = start.processors_for(settled)
+    stored = start.nominal_processors
     modes = {"VISUAL": NormalizationMode.IDENTITY, "STATE": stored.state.mode, "ACTION": stored.action.mode}
     for type_, mode in (given.get("normalization_mapping") or {}).items():
         asked = NormalizationMode.parse(mode)
