@@ -307,6 +307,15 @@ def test_one_dataset_holds_tasks_of_one_robot(tmp_path: Path) -> None:
         recording._features([first, second], config(tmp_path))
 
 
+def test_without_cameras(tmp_path: Path) -> None:
+    wanted = config(tmp_path / "it")
+    wanted.env.cameras = []
+    record(wanted)
+    assert open_dataset(NAME, root=tmp_path / "it").camera_keys == ()
+    with pytest.raises(UsageError, match="--every has no effect: no camera is recorded"):
+        record(dataclasses.replace(wanted, every=2, overwrite=True))
+
+
 def test_no_expert_and_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SimulatorError, match="toy has no task 'reach-red'"):
         record(config(tmp_path / "it", task=["reach-red"]))

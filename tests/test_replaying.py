@@ -258,3 +258,13 @@ def test_the_command(dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(command) == 2
     assert "replay.json is there already" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
+
+
+def test_meta_world_does_the_same_again(tmp_path: Path) -> None:
+    pytest.importorskip("metaworld")
+    env = EnvConfig(type="metaworld", task="drawer-open-v3", cameras=["corner4"], image_size=32, fast_rendering=True)
+    settings: dict[str, Any] = {"n_episodes": 2, "num_workers": 0, "video": False, "noise_std": 0.1, "every": 60}
+    record(RecordConfig(repo_id=NAME, env=env, root=str(tmp_path / "it"), **settings))
+    result = replay(config(tmp_path / "it", tmp_path / "out", num_workers=1))
+    assert result.summary["raw"]["successes"] == 2
+    assert result.summary["state_difference"]["largest"] == 0

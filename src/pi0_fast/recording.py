@@ -396,7 +396,9 @@ def _features(specs: Sequence[SimulatorSpec], config: RecordConfig) -> dict[str,
     features[STATE] = Feature(STATE, "float32", (len(first.state_names),), first.state_names)
     features[ACTION] = Feature(ACTION, "float32", action, first.action_names)
     features[EXECUTED] = Feature(EXECUTED, "float32", action, first.action_names)
-    if config.every > 1 and first.cameras:
+    if config.every > 1:
+        if not first.cameras:
+            raise UsageError("--every has no effect: no camera is recorded")
         features[IMAGE_AGE] = Feature(IMAGE_AGE, "int64", (1,))
     return features
 
