@@ -161,6 +161,16 @@ def test_the_first_episodes_are_filmed() -> None:
     assert seen[SEEDS[2]].frames == ()
 
 
+def test_a_policy_that_sees_nothing_gets_no_image_but_is_filmed() -> None:
+    seen: list[Recorded] = []
+    policy = new_policy(cameras=0)
+    env, specs = fitted_environment(policy, EnvConfig(type="toy", task="reach-green", max_steps=8))
+    assert len(specs[0].cameras) == 2
+    run(policy, env, [100_001], films=1, on_episode=seen.append)
+    assert (seen[0].result.end, len(seen[0].frames)) == (TIME, 9)
+    assert not [name for name in policy.counts if name.startswith(("missing", "unused"))]
+
+
 def test_the_policy_is_left_as_it_was() -> None:
     policy = new_policy().train()
     policy.counts = Counter(rows=5)

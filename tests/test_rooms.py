@@ -78,7 +78,7 @@ MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemm
 TRAINING = ["launch", "watch", "processes", "sharding"]
 TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora", "setup", "audit"]
 TRAINING += ["mixture_report"]
-TRAINING += ["optimizer", "metrics", "baselines", "validation", "loop"]
+TRAINING += ["optimizer", "metrics", "baselines", "validation", "simulation", "loop"]
 INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
 
 

@@ -288,6 +288,8 @@ class _Loop:
         self._waiting = deque(seeds)
         self._filmed = filmed
         self._spec = pool.specs[0]
+        # A policy that sees nothing gets no image: rendering is what costs. Videos have a camera all the same.
+        self._cameras = list(self._spec.cameras) if policy.config.image_keys else []
         self._running: dict[int, _Running] = {}
 
     def run(self, stop: Callable[[], bool]) -> None:
@@ -303,7 +305,7 @@ class _Loop:
             for slot, chunk in zip(slots, chunks, strict=True):
                 episode = self._running[slot]
                 episode.observation = None
-                self._pool.run(slot, chunk[:steps], film=episode.film)
+                self._pool.run(slot, chunk[:steps], images=bool(self._cameras), film=episode.film)
 
     def _begin(self, slot: int) -> None:
         """The next episode in a slot, where there is one."""
@@ -313,7 +315,7 @@ class _Loop:
         seed = self._waiting.popleft()
         film = _film(self._spec) if seed in self._filmed else None
         self._running[slot] = _Running(seed, film)
-        self._pool.reset(slot, seed, film=film)
+        self._pool.reset(slot, seed, images=bool(self._cameras), film=film)
 
     def _gather(self) -> None:
         """Wait until every slot in use has an observation; those whose episode has ended get the next one."""
@@ -382,7 +384,7 @@ class _Loop:
     def _call(self, episodes: Sequence[_Running]) -> tuple[np.ndarray, Any]:
         observations = [episode.observation or {} for episode in episodes]
         batch: dict[str, Any] = {
-            key: np.stack([observation[key] for observation in observations]) for key in (STATE, *self._spec.cameras)
+            key: np.stack([observation[key] for observation in observations]) for key in (STATE, *self._cameras)
         }
         batch["task"] = [observation["task"] for observation in observations]
         generator = None

@@ -153,9 +153,7 @@ class EvalConfig:
     @property
     def simulation(self) -> EnvConfig:
         """`env`, with `eval.max_steps`."""
-        if self.eval.max_steps is None:
-            return self.env
-        return dataclasses.replace(self.env, max_steps=self.eval.max_steps)
+        return self.eval.limited(self.env)
 
     @property
     def seeds(self) -> range:
@@ -207,10 +205,7 @@ class EvalConfig:
 
     def _validate_combinations(self) -> None:
         """A flag that would change nothing is a misunderstanding, not a wish."""
-        if None not in (self.eval.max_steps, self.env.max_steps) and self.eval.max_steps != self.env.max_steps:
-            raise UsageError(
-                f"--eval.max_steps={self.eval.max_steps} and --env.max_steps={self.env.max_steps} are one thing"
-            )
+        self.eval.limited(self.env)
         check_whole("max_videos", self.max_videos, 1)
         if not self.save_videos and self.max_videos != type(self).__dataclass_fields__["max_videos"].default:
             raise UsageError("--max_videos has no effect without --save_videos")

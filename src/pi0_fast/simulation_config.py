@@ -6,6 +6,7 @@ are LeRobot's where it has them. Left out: opening the simulator (sims/), which 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +154,14 @@ class EvalOptions:
         120.0, group=_EVAL, help="A simulator that answers nothing for so many seconds has failed its episode."
     )
     use_async_envs: bool = option(True, group=_EVAL, help="Only true: simulators run in processes of their own.")
+
+    def limited(self, env: EnvConfig) -> EnvConfig:
+        """The simulator with `max_steps`; UsageError where both say it and differ."""
+        if self.max_steps is None:
+            return env
+        if env.max_steps not in (None, self.max_steps):
+            raise UsageError(f"--eval.max_steps={self.max_steps} and --env.max_steps={env.max_steps} are one thing")
+        return dataclasses.replace(env, max_steps=self.max_steps)
 
     def validate(self) -> None:
         """Refuse counts below 1."""

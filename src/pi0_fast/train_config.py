@@ -27,6 +27,7 @@ from pi0_fast.configs import (
     one_each,
 )
 from pi0_fast.parsing import CONFIG_PATH, expanded, given_texts, option, parse
+from pi0_fast.simulation_config import EnvConfig, EvalOptions
 from pi0_fast.types import UsageError
 
 #: Of a run's directory: checkpoints/{step}/pretrained_model/train_config.json, checkpoints/{step}/training_state.
@@ -248,7 +249,7 @@ def _validate_member(member: Member) -> None:
         _distinct("dataset.episodes", member.episodes)
         for index in member.episodes:
             check_whole("dataset.episodes", index, 0)
-    if member.cameras is not None:
+    if member.cameras:  # an empty list asks for a policy that sees nothing
         _distinct("dataset.cameras", member.cameras)
 
 
@@ -651,6 +652,14 @@ class TrainConfig:
         aliases=("eval_steps",),
     )
     max_eval_samples: int = option(256, group=_MEASURING, help="Most frames of one measurement; 0: all held-out ones.")
+    env: EnvConfig = field(default_factory=EnvConfig)
+    eval: EvalOptions = field(default_factory=EvalOptions)
+    env_eval_freq: int | None = option(
+        None,
+        group="Evaluation in the simulator",
+        help="Steps between evaluations in the simulator of --env.type; 0: none.",
+        shown="--eval_freq",
+    )
 
     wandb: WandBConfig = field(default_factory=WandBConfig)
     trackio: TrackioConfig = field(default_factory=TrackioConfig)
@@ -675,6 +684,18 @@ class TrainConfig:
         return expanded("output_dir", self.output_dir)
 
     @property
+    def simulation(self) -> EnvConfig:
+        """`env`, with `eval.max_steps`."""
+        return self.eval.limited(self.env)
+
+    @property
+    def simulation_freq(self) -> int:
+        """Steps between evaluations in the simulator; 0: none."""
+        if self.env.type is None:
+            return 0
+        return self.eval_freq if self.env_eval_freq is None else self.env_eval_freq
+
+    @property
     def members(self) -> list[Member]:
         """The datasets, one or several."""
         return self.dataset.members(self.rename_map)
@@ -697,6 +718,8 @@ class TrainConfig:
         self.policy.validate()
         self.wandb.validate()
         self.trackio.validate()
+        self.env.validate()
+        self.eval.validate()
         if self.peft is not None:
             self.peft.validate()
         for name in ("output_dir", "job_name"):
@@ -722,6 +745,14 @@ class TrainConfig:
             _unchanged(self, "", ("prefetch_factor",), "with --num_workers=0")
         if not self.save_checkpoint:
             _unchanged(self, "", ("keep_last", "save_freq"), "with --save_checkpoint=false")
+        self.eval.limited(self.env)
+        if self.env_eval_freq is not None:
+            check_whole("env_eval_freq", self.env_eval_freq, 0)
+        if self.env.type is None:
+            _unchanged(self, "", ("env_eval_freq",), "without --env.type")
+            _unchanged(self.eval, "eval.", [item.name for item in fields(self.eval)], "without --env.type")
+        elif self.simulation_freq == 0:
+            raise UsageError("--env.type has no effect where nothing is evaluated: give --env_eval_freq")
         if self.eval_freq == 0:
             _unchanged(self, "", ("max_eval_samples",), "with --eval_freq=0")
         if self.peft is not None and self.peft.merge and not self.save_checkpoint:
@@ -802,12 +833,9 @@ def _only_when_enabled(group: str, config: Any) -> None:
 
 # --- reading the command line -------------------------------------------------------------------------------
 
-_NO_SIMULATOR = "a run does not evaluate in simulators; PI0FastPolicy.from_pretrained loads its checkpoints for that"
 #: Flags of LeRobot's that are not offered (or groups of them, with a dot) -> what to do instead.
 _NOT_OFFERED = {
-    "env.": _NO_SIMULATOR,
-    "eval.": _NO_SIMULATOR,
-    "env_eval_freq": _NO_SIMULATOR,
+    "eval.recording": "episodes are not kept as a dataset",
     "optimizer.": "AdamW is set with --policy.optimizer_lr and the like",
     "scheduler.": "the schedule is set with --policy.scheduler_warmup_steps and the like",
     "use_policy_training_preset": "the policy's own fields, --policy.optimizer_lr and the like, are always used",

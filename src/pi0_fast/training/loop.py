@@ -44,6 +44,7 @@ from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.setup import Run, set_up
 from pi0_fast.training.sharding import check_engine, synchronised, whole_within, wrapped
+from pi0_fast.training.simulation import Simulation, said
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
 from pi0_fast.training.validation import loss_units, measure, over_datasets
 from pi0_fast.types import DatasetError, UsageError
@@ -159,6 +160,7 @@ class _Loop:
         fused = run.policy.config.optimizer_fused
         if saved is not None:
             fused = _saved_choice(saved, config.policy.optimizer_fused)
+        self._simulation = Simulation(run.policy, config, processes) if config.simulation_freq else None
         self._module = wrapped(run.policy, processes)
         self._optimizer = Optimizer(
             run.policy,
@@ -278,6 +280,8 @@ class _Loop:
             with self._meter.paused():
                 if config.eval_freq and (step % config.eval_freq == 0 or last):
                     self._measure(step, metrics, stop)
+                if config.simulation_freq and (step % config.simulation_freq == 0 or last):
+                    self._simulate(step, metrics, stop)
                 if config.save_checkpoint and ((config.save_freq and step % config.save_freq == 0) or last):
                     self._save(step, metrics)
         stopped = step < config.steps
@@ -395,6 +399,16 @@ class _Loop:
             )
         if self._run.others:
             say(f"step {step}: on all {values['frames']} of them loss {values['loss']:.4g}")
+
+    def _simulate(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
+        assert self._simulation is not None
+        with self._optimizer.averaged(), self._run.generating():
+            values = self._simulation.measure(lambda: stop.asked)
+        if values is None or metrics is None:
+            return
+        metrics.write(step, "simulation", values)
+        if "success" in values:
+            say(said(step, values))
 
     def _save(self, step: int, metrics: Metrics | None) -> None:
         self._check(step)

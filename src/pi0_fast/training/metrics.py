@@ -1,8 +1,9 @@
 """The numbers of a run: sums over steps, metrics.jsonl, metrics.png, trackio and Weights & Biases.
 
 metrics.jsonl has one object a line, with "step" and "kind": "train" for the means since the line before, "validation"
-for what was measured on held-out frames. A run that resumes drops the lines behind the step it goes on from. Left out:
-what the numbers mean for a policy (validation.py), and when they are written (loop.py).
+for what was measured on held-out frames, "simulation" for what the policy did in a simulator. A run that resumes drops
+the lines behind the step it goes on from. Left out: what the numbers mean for a policy (validation.py), and when they
+are written (loop.py).
 """
 
 from __future__ import annotations
@@ -356,11 +357,13 @@ def curves(lines: list[dict[str, Any]]) -> Picture:
     """Loss, learning rate and what validation measured, over the steps."""
     train = [line for line in lines if line["kind"] == "train"]
     validation = [line for line in lines if line["kind"] == "validation"]
+    simulation = [line for line in lines if line["kind"] == "simulation"]
     panels: list[tuple[str, list[tuple[str, str, list[dict[str, Any]], str]]]] = [
         ("loss", [("training", "loss", train, BLUE), ("validation", "loss", validation, ORANGE)]),
         ("gradient norm", [("", "grad_norm", train, BLUE)]),
         ("learning rate", [("", "learning_rate", train, BLUE)]),
         ("token accuracy", [("", "token_accuracy", validation, ORANGE)]),
+        ("success in the simulator", [("", "success", simulation, ORANGE)]),
         (
             "error of actions",
             [("generated", "action_l1", validation, ORANGE), ("tokenizer alone", "tokenizer_l1", validation, BLUE)],
