@@ -345,6 +345,8 @@ class _Measurements:
         bounds = _bounds(normalizer.mode, normalizer.statistics, normalizer.size)
         stored = (self._run.stored_statistics or {}).get(key)
         theirs = _bounds(normalizer.mode, stored, normalizer.size) if stored else None
+        if theirs is not None and len(theirs[0]) != normalizer.size:  # of another robot: nothing stands beside them
+            theirs = None
         names = (self._run.columns.state if key == STATE_KEY else self._run.columns.action).names
         share = self._outside[key] / max(self._values[key], 1)
         rows = [
