@@ -80,7 +80,8 @@ TINY = Architecture(VisionSizes(32, 1, 2, 64, 28, 14), TextSizes(64, 2, 128, 4, 
 ROWS = (32, 16, 8, 4, 2, 1)
 #: Of the free memory, what a training step is planned to take at most.
 MEMORY_SHARE = 0.9
-HORIZON, DIMS = 20, 7
+#: Steps of a chunk, also with --tiny, and dimensions of an action.
+HORIZON, TINY_HORIZON, DIMS = 20, 4, 7
 
 
 @dataclass
@@ -235,9 +236,10 @@ def published_numbers(bench: Bench) -> Any:
 def make_policy(model: PaliGemma) -> tuple[PI0FastPolicy, dict[str, Any]]:
     """A policy around a model, with small tokenizers that are made here, and a batch of two rows for training."""
     random = np.random.default_rng(0)
+    horizon = TINY_HORIZON if model.architecture.text == TINY.text else HORIZON
     paths = random.normal(0, 0.1, (64, 60, DIMS)).cumsum(axis=1).astype(np.float32)
     normalizer = Normalizer.fit(lambda: iter(paths))
-    chunks = np.concatenate([paths[:, start : start + HORIZON] for start in (0, 20, 40)])
+    chunks = np.concatenate([paths[:, start : start + horizon] for start in (0, 20, 40)])
     tokenizer = FastTokenizer.fit(normalizer.apply(chunks), vocab_size=512, normalizer=normalizer)
     pixels = model.architecture.vision.image_size
     features = {
@@ -247,8 +249,8 @@ def make_policy(model: PaliGemma) -> tuple[PI0FastPolicy, dict[str, Any]]:
     config = PI0FastConfig(
         input_features=features,  # type: ignore[arg-type]
         output_features={"action": {"type": "ACTION", "shape": [DIMS]}},  # type: ignore[dict-item]
-        chunk_size=HORIZON,
-        n_action_steps=HORIZON,
+        chunk_size=horizon,
+        n_action_steps=horizon,
         image_resolution=(pixels, pixels),
     )
     statistics_ = {"observation.state": normalizer.statistics, "action": normalizer}
@@ -258,7 +260,7 @@ def make_policy(model: PaliGemma) -> tuple[PI0FastPolicy, dict[str, Any]]:
         "observation.images.front": random.integers(0, 256, (2, pixels, pixels, 3), dtype=np.uint8),
         "observation.state": paths[:2, 0],
         "task": ["pick up the cube", "stop"],
-        "action": paths[:2, :HORIZON],
+        "action": paths[:2, :horizon],
     }
     return PI0FastPolicy(config, model, processors, text, tokenizer), batch
 
@@ -755,7 +757,7 @@ def about(device: torch.device) -> dict[str, Any]:
     return found
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run and say whether all checks passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
@@ -763,7 +765,7 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="small sizes: does the script run?")
     parser.add_argument("--limit_s", type=float, default=460.0, help="the script ends itself after this many seconds")
     parser.add_argument("--output", type=Path, help="JSON file for the results")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     device = torch.device(arguments.device)
     if device.type == "cuda" and not torch.cuda.is_available():
         print("torch finds no CUDA device here; --device cpu --tiny tries the script out", file=sys.stderr)
@@ -771,12 +773,14 @@ def main() -> int:
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
-    faulthandler.dump_traceback_later(arguments.limit_s, exit=True)
+    faulthandler.dump_traceback_later(arguments.limit_s, exit=True, file=sys.__stderr__ or sys.stderr)
     report = Report(arguments.output, about(device))
     print(", ".join(f"{key} {value}" for key, value in report.about.items()), flush=True)
-    with traced_only(arguments.tiny):
-        run(Bench(device, arguments.tiny, report), arguments.parts, arguments.limit_s)
-    faulthandler.cancel_dump_traceback_later()
+    try:
+        with traced_only(arguments.tiny):
+            run(Bench(device, arguments.tiny, report), arguments.parts, arguments.limit_s)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     print(f"{report.failed} failed" if report.failed else "all checks passed")
     return 1 if report.failed else 0
 
