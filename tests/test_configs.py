@@ -82,7 +82,14 @@ FROZEN_INSPECT = {
     "overwrite": False,
     "num_workers": None,
 }
-FROZEN_DEMO = {"output_dir": "demo_output", "overwrite": False, "seed": 0}
+FROZEN_DEMO = {
+    "output_dir": "demo_output",
+    "overwrite": False,
+    "task": None,
+    "quick": False,
+    "blind": False,
+    "seed": 0,
+}
 FROZEN_ALIASES = {"relative_dims": "delta_dims", "use_relative_transform": "use_delta_transform"}
 
 # Every command line of LeRobot's documentation of this command, with the values it must give.

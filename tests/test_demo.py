@@ -1,76 +1,186 @@
-"""The demo's arm is an arm, and the demo's numbers are in its files."""
+"""The demo's commands are commands, its numbers are those of its files, and nothing but a demo is ever replaced."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from pi0_fast import FastTokenizer, demo
-from pi0_fast.cli import main
-from pi0_fast.data import open_dataset
+from pi0_fast import demo
+from pi0_fast.cli import COMMANDS, main
+from pi0_fast.configs import DemoConfig
+from pi0_fast.types import SimulatorError, UsageError
+
+TOY = replace(
+    demo.Plan(),
+    env_type="toy",
+    task="reach-green",
+    cameras=("top", "hand"),
+    image_size=32,
+    episodes=3,
+    every=2,
+    keep_after_success=4,
+    noise=("--noise_std=0.05",),
+    horizon=4,
+    executed=2,
+    width=32,
+    layers=1,
+    steps=3,
+    batch_size=4,
+    peak_rate=1e-3,
+    eval_episodes=2,
+    eval_steps=6,
+)
 
 
-def test_inverse_kinematics_follow_the_hand() -> None:
-    joints = np.array([0.4, 0.9, 0.4])
-    for fraction in np.linspace(0, 1, 20):
-        target = demo.hand(np.array([0.4, 0.9, 0.4])) * (1 - fraction) + np.array([0.35, 0.2]) * fraction
-        joints = demo.follow(joints, target)
-    assert np.abs(demo.hand(joints) - [0.35, 0.2]).max() < 1e-3
+def run_in_process(arguments: Sequence[str]) -> None:
+    assert main(arguments) == 0
 
 
-def test_reaches_start_and_end_at_rest_and_close_the_gripper() -> None:
-    actions, states = demo.reach(np.random.default_rng(3))
-    assert actions.shape == states.shape
-    assert actions.dtype == np.float32
-    speed = np.abs(np.diff(actions[:, :3], axis=0)).max(axis=1)
-    assert speed.max() > 10 * speed[:2].max()
-    assert (speed[-10:] == 0).all()
-    assert (actions[0, 3], actions[-1, 3]) == (1.0, 0.0)
-    assert np.abs(states - actions).max() < 0.5
+def test_every_chapter_is_a_command_that_parses(tmp_path: Path) -> None:
+    config = DemoConfig(output_dir=str(tmp_path), blind=True)
+    for plan in (demo.Plan(), demo.QUICK, TOY):
+        for chapter in demo.chapters(plan, tmp_path, config):
+            name, *flags = chapter.arguments
+            typed = demo._shown(chapter.arguments).replace("\\\n", " ")
+            assert shlex.split(typed) == ["pi0-fast", *chapter.arguments]
+            command = COMMANDS[name]
+            command.parse(command.config_class, flags, f"pi0-fast {name}").validate()
 
 
-def test_demo_runs_twice_and_saves_what_it_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = str(tmp_path / "demo")
-    assert main(["demo", "--output_dir", output]) == 0
+def test_the_story_of_a_toy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("av")
+    output = tmp_path / "out"
+    demo.tell(TOY, DemoConfig(output_dir=str(output), blind=True), run_in_process)
     printed = capsys.readouterr().out
-    summary = json.loads((tmp_path / "demo/summary.json").read_text())
-    assert f"{summary['held_out']['tokens']['mean_token_length']:.4g}" in printed
-    assert open_dataset("local/x", root=tmp_path / "demo/dataset").version == "v3.0"
-    assert FastTokenizer.from_pretrained(tmp_path / "demo/tokenizer").vocab_size == summary["vocab_size"]
-    assert main(["demo", "--output_dir", output]) == 2
-    assert main(["demo", "--output_dir", output, "--overwrite"]) == 0
-    assert json.loads((tmp_path / "demo/summary.json").read_text()) == summary
+    content = json.loads((output / "demo.json").read_text())
+    assert content["finished"]
+    assert [policy["name"] for policy in content["policies"]] == [
+        "the policy",
+        "without constrained decoding",
+        "trained without images",
+    ]
+    for policy, folder in zip(content["policies"], ("evaluation", "free_evaluation", "blind_evaluation"), strict=True):
+        found = json.loads((output / folder / "evaluation.json").read_text())["policies"][0]["tasks"]["reach-green"]
+        assert {"name": policy["name"], **found} == policy
+        assert policy["episodes"] == TOY.eval_episodes
+    assert content["policies"][0]["malformed"] == 0
+    settings = json.loads((output / "blind_policy/checkpoints/last/pretrained_model/config.json").read_text())
+    assert list(settings["input_features"]) == ["observation.state"]
+    page = (output / "demo.html").read_text()
+    assert page.count("data:video/mp4") == 2
+    assert page.count("data:image/png") == 4
+    assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
+    for line in content["commands"]:
+        assert line in printed
+    rows = (output / "demo.md").read_text().splitlines()
+    assert rows[2].startswith("| the policy | ")
+    with pytest.raises(UsageError, match="holds an earlier demo"):
+        demo.tell(TOY, DemoConfig(output_dir=str(output)), run_in_process)
+    assert {entry.name for entry in output.iterdir()} <= set(demo.OWN)
 
 
-MINE = {
-    "summary.json": '{"repo_id": "my/own", "result": 3}',
-    "dataset/meta/info.json": '{"robot_type": "so100", "codebase_version": "v3.0"}',
-    "dataset/notes.txt": "no dataset at all",
-    "tokenizer/metadata.json": '{"repo_id": "my/own"}',
-    "tokenizer": "a file",
-}
+def begun(output: Path) -> None:
+    """What an interrupted demo left behind."""
+    demo._begin(output, TOY)
+    (output / "dataset").mkdir()
+    (output / "dataset/file").write_text("half")
 
 
-@pytest.mark.parametrize("name", MINE)
-@pytest.mark.parametrize("flags", [[], ["--overwrite"]])
-def test_what_no_demo_made_is_never_replaced(
-    tmp_path: Path, name: str, flags: list[str], capsys: pytest.CaptureFixture[str]
+def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
+    begun(tmp_path)
+    with pytest.raises(UsageError, match="--overwrite"):
+        demo._check_output(tmp_path, overwrite=False)
+    demo._check_output(tmp_path, overwrite=True)
+    demo._begin(tmp_path, TOY)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["architecture.json", "demo.json"]
+
+
+@pytest.mark.parametrize("name", ["demo.json", "dataset/meta/info.json", "notes.txt"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_no_demo_made_is_never_replaced(tmp_path: Path, name: str, overwrite: bool) -> None:
+    output = tmp_path / "mine"
+    (output / name).parent.mkdir(parents=True)
+    (output / name).write_text('{"mine": true}')
+    with pytest.raises(UsageError, match="choose another --output_dir"):
+        demo._check_output(output, overwrite=overwrite)
+    assert (output / name).read_text() == '{"mine": true}'
+
+
+def test_a_file_beside_an_earlier_demo_is_not_lost(tmp_path: Path) -> None:
+    begun(tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"notes\.txt, which no demo made"):
+        demo._check_output(tmp_path, overwrite=True)
+
+
+def test_a_file_in_the_place(tmp_path: Path) -> None:
+    (tmp_path / "it").write_text("mine")
+    with pytest.raises(UsageError, match="choose another"):
+        demo._check_output(tmp_path / "it", overwrite=True)
+
+
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    with pytest.raises(UsageError, match=r"needs torch: pip install 'pi0-fast\[policy,metaworld\]'"):
+        demo.run(DemoConfig(output_dir=str(tmp_path / "x")), run_in_process)
+    assert not (tmp_path / "x").exists()
+
+
+def no_renderer(_: str) -> None:
+    raise SimulatorError("MuJoCo cannot render here (egl: no): install a renderer: apt-get install -y libegl1 x")
+
+
+@pytest.mark.parametrize(("root", "apt"), [(False, "/usr/bin/apt-get"), (True, None)])
+def test_without_a_renderer_the_line_to_type_is_said(
+    monkeypatch: pytest.MonkeyPatch, root: bool, apt: str | None
 ) -> None:
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(MINE[name])
-    assert main(["demo", "--output_dir", str(tmp_path), *flags]) == 2
-    message = capsys.readouterr().err
-    assert f"{tmp_path / name.split('/')[0]} exists and is not of an earlier demo" in message
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / name]
-    assert (tmp_path / name).read_text() == MINE[name]
+    monkeypatch.setattr(demo, "preflight", no_renderer)
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 0 if root else 1000)
+    monkeypatch.setattr(demo.shutil, "which", lambda _: apt)
+    with pytest.raises(SimulatorError, match="apt-get install -y libegl1"):
+        demo._settle_renderer("metaworld")
 
 
-def test_an_interrupted_demo_can_be_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    demo.record(tmp_path / "dataset", seed=0, episodes=2)
-    assert main(["demo", "--output_dir", str(tmp_path)]) == 2
-    assert "holds an earlier demo" in capsys.readouterr().err
-    assert main(["demo", "--output_dir", str(tmp_path), "--overwrite"]) == 0
-    assert (tmp_path / "summary.json").exists()
+def test_a_renderer_is_installed_as_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[list[str]] = []
+
+    def install(arguments: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        ran.append(arguments)
+        monkeypatch.setattr(demo, "preflight", lambda _: None)
+        return subprocess.CompletedProcess(arguments, 0, "", "")
+
+    monkeypatch.setattr(demo, "preflight", no_renderer)
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(demo.shutil, "which", lambda _: "apt-get")
+    monkeypatch.setattr(demo.subprocess, "run", install)
+    demo._settle_renderer("metaworld")
+    assert ran == [
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-y", "-qq", *demo.APT_PACKAGES["egl"]],
+    ]
+
+
+def test_a_failed_installation_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = subprocess.CompletedProcess([], 100, "", "E: no network\n")
+    monkeypatch.setattr(demo, "preflight", no_renderer)
+    monkeypatch.setattr(demo.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(demo.shutil, "which", lambda _: "apt-get")
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SimulatorError, match="apt-get update -qq failed: E: no network"):
+        demo._settle_renderer("metaworld")
+
+
+def test_importing_the_demo_needs_no_torch() -> None:
+    code = "import sys, pi0_fast.demo; assert not {'torch', 'mujoco', 'av', 'matplotlib'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -79,7 +79,7 @@ def _replay(config: ReplayConfig) -> None:
 def _demo(config: DemoConfig) -> None:
     from pi0_fast.demo import run
 
-    run(config)
+    run(config, lambda arguments: _run(list(arguments)))
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ COMMANDS = {
     "replay": Command(
         "Execute a dataset's actions in the simulator again, also through a tokenizer.", ReplayConfig, _replay
     ),
-    "demo": Command("Make a small dataset, fit a tokenizer on it and show what it measures.", DemoConfig, _demo),
+    "demo": Command("Record, fit, train and drive a small policy in a simulator: the whole story.", DemoConfig, _demo),
 }
 
 

@@ -34,7 +34,7 @@ _PATHS = ("root", "cache_dir", "output_dir", "tokenizer")
 _REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 _DATA, _ACTIONS, _NORMALIZATION = "Dataset", "Action encoding", "Normalization"
-_TOKENIZER, _OUTPUT, _HUB = "Tokenizer", "Output", "Hugging Face Hub"
+_TOKENIZER, _OUTPUT, _HUB, _STORY = "Tokenizer", "Output", "Hugging Face Hub", "Story"
 
 
 @dataclass(frozen=True)
@@ -483,13 +483,20 @@ class InspectConfig:
 class DemoConfig:
     """All of `pi0-fast demo`."""
 
-    output_dir: str = option("demo_output", group=_OUTPUT, help="Directory for the dataset and what is made of it.")
-    overwrite: bool = option(False, group=_OUTPUT, help="Replace the output directory when it exists.")
-    seed: int = option(0, group=_OUTPUT, help="Seed of the simulated trajectories.")
+    output_dir: str = option("demo_output", group=_OUTPUT, help="Directory for everything that is made.")
+    overwrite: bool = option(False, group=_OUTPUT, help="Replace an earlier demo in the output directory.")
+    task: str | None = option(None, group=_STORY, help="Meta-World task.", shown="drawer-open-v3")
+    quick: bool = option(False, group=_STORY, help="Less of everything: half the demonstrations, half the episodes.")
+    blind: bool = option(
+        False, group=_STORY, help="Also train a policy without images, to see how much seeing is worth."
+    )
+    seed: int = option(0, group=_STORY, help="Seed of the demonstrations and of training.")
 
     def validate(self) -> None:
-        """Refuse an empty directory name or a negative seed with a UsageError."""
+        """Refuse empty names and a negative seed with a UsageError."""
         check_text("output_dir", self.output_dir)
+        if self.task is not None:
+            check_text("task", self.task)
         check_whole("seed", self.seed, 0)
 
 

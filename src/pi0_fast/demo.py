@@ -1,172 +1,333 @@
-"""The whole story on one machine: record a simulated arm, fit a tokenizer on it, show what it measures.
+"""The whole story on one computer without a GPU: demonstrations in a simulator, tokenizer, policy, closed loop.
 
-`pi0-fast demo`. The arm has three links in a plane and a gripper; it reaches for random targets along minimum-jerk
-paths and closes its gripper there. Everything lies in the output directory: a LeRobot v3.0 dataset, the tokenizer, and
-summary.json. Left out: physics, images, and a policy.
+`pi0-fast demo`. Each chapter is a command that can be typed; it is printed before it runs, and nothing else is done.
+The policy is a small one with two cameras and a vocabulary of its own; docs/demo.md says what comes out. All lies in
+one directory:
+
+    dataset/          recorded with a scripted expert (`record`)
+    tokenizer/        fitted on it (`train-tokenizer`), and tokenizer_report/ (`inspect`)
+    policy/           the run that trained the policy (`train`), and blind_policy/ without images (--blind)
+    evaluation/       the policy in the simulator (`eval`), free_evaluation/ without constrained decoding, and
+                      blind_evaluation/
+    demo.json, demo.html, demo.md, demo.png     what was measured, for programs, for people, and for the README
+
+Left out: everything that the commands do.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+from pi0_fast.configs import DemoConfig
+from pi0_fast.display import print_table, say
+from pi0_fast.reports.demo import Story, Variant, write_story
+from pi0_fast.sims import preflight
+from pi0_fast.sims.rendering import APT_PACKAGES
+from pi0_fast.types import SimulatorError, UsageError
 
-from pi0_fast.actions.tokenizer import FastTokenizer
-from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
-from pi0_fast.data import LeRobotReader, LeRobotWriter, open_dataset
-from pi0_fast.display import print_table, progress, say
-from pi0_fast.fitting import train_tokenizer
-from pi0_fast.types import Feature, UsageError
-
-DoubleArray = npt.NDArray[np.float64]
-
-FPS = 30
-EPISODES = 60
-HORIZON = 16
-LINKS = np.array([0.30, 0.25, 0.15])  # metres
-JOINTS = ("shoulder.pos", "elbow.pos", "wrist.pos", "gripper.pos")
-REPO_ID = "local/reaching_arm"
-ROBOT_TYPE = "planar_arm"
-#: Share of the way to the commanded position that a joint makes in one frame.
-RESPONSE = 0.35
-#: Of the positions that the arm measures, in radians.
-SENSOR_NOISE = 0.002
+FORMAT = {"format": "pi0-fast-demo", "version": 1}
+RESULTS_FILE, PAGE_FILE = "demo.json", "demo.html"
+ARCHITECTURE_FILE = "architecture.json"
+#: Everything that a demo writes into its directory; only this is ever replaced.
+OWN = (
+    *("dataset", "tokenizer", "tokenizer_report", "policy", "blind_policy", "frames", ARCHITECTURE_FILE),
+    *("evaluation", "free_evaluation", "blind_evaluation", RESULTS_FILE, PAGE_FILE, "demo.md", "demo.png"),
+)
+REPO_ID = "local/demo"
+#: Runs the arguments of a command line; what it raises ends the demo.
+Command = Callable[[Sequence[str]], None]
 
 
-def run(config: DemoConfig) -> None:
-    """Run the demo.
+@dataclass(frozen=True)
+class Plan:
+    """How much of everything; the numbers are explained in docs/demo.md.
+
+    Attributes:
+        env_type, task, cameras, image_size: of the simulator.
+        episodes: that are recorded; `every`, `keep_after_success` and `noise`: as in `record`.
+        horizon: steps of a chunk, of which `executed` are executed.
+        vocab_size: of the action tokenizer.
+        patch, width, layers: of the model.
+        steps, batch_size, peak_rate: of training.
+        eval_episodes, eval_steps: episodes that are driven, and steps of each.
+        free: whether to measure also without constrained decoding.
+        policy_flags: further flags of `train`.
+    """
+
+    env_type: str = "metaworld"
+    task: str = "drawer-open-v3"
+    cameras: tuple[str, ...] = ("corner4", "behindGripper")
+    image_size: int = 64
+    episodes: int = 80
+    every: int = 5
+    keep_after_success: int = 16
+    noise: tuple[str, ...] = (
+        "--noise_std=[0.15, 0.15, 0.15, 0.045]",
+        "--burst_share=0.05",
+        "--burst_std=[0.3, 0.3, 0.3, 0.0]",
+    )
+    horizon: int = 8
+    executed: int = 4
+    vocab_size: int = 256
+    patch: int = 16
+    width: int = 128
+    layers: int = 3
+    steps: int = 350
+    batch_size: int = 64
+    peak_rate: float = 1e-3
+    eval_episodes: int = 40
+    eval_steps: int = 150
+    free: bool = True
+    policy_flags: tuple[str, ...] = ()
+
+
+#: For a quick look, and for continuous integration.
+QUICK = replace(Plan(), episodes=40, steps=250, eval_episodes=20, free=False)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading, and the command line below it (without the program's name)."""
+
+    title: str
+    arguments: tuple[str, ...]
+
+
+def run(config: DemoConfig, command: Command) -> None:
+    """Tell the story.
+
+    Args:
+        config: of the command.
+        command: runs one command line of `pi0-fast`, such as ``["inspect", "--repo_id=..."]``.
 
     Raises:
-        UsageError: the output directory holds an earlier demo (without `overwrite`), or files of the same names that
-            no demo made (which are never replaced).
+        UsageError: packages are missing, or the directory holds something else than an earlier demo.
+        SimulatorError: the simulator cannot run here.
+        Whatever a command raises.
     """
     config.validate()
+    plan = QUICK if config.quick else Plan()
+    tell(replace(plan, task=config.task or plan.task), config, command)
+
+
+def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
+    """The story with other numbers; see `run`."""
     output = Path(config.output_dir).expanduser()
-    dataset, tokenizer, summary = output / "dataset", output / "tokenizer", output / "summary.json"
-    _check_output(dataset, tokenizer, summary, overwrite=config.overwrite)
-    say(f"1. Recording {EPISODES} reaches of a simulated arm ({len(JOINTS)} joints, {FPS} Hz) to {dataset}\n")
-    record(dataset, seed=config.seed, overwrite=config.overwrite)
-    say("\n2. Fitting a FAST tokenizer on them\n")
-    result = train_tokenizer(
-        TokenizerTrainingConfig(
-            repo_id=REPO_ID,
-            root=str(dataset),
-            action_horizon=HORIZON,
-            sample_fraction=1.0,
-            vocab_size=512,
-            output_dir=str(tokenizer),
-            overwrite=config.overwrite,
-            seed=config.seed,
-        )
+    _require_packages(plan.env_type)
+    _check_output(output, overwrite=config.overwrite)
+    _settle_renderer(plan.env_type)
+    _begin(output, plan)
+    seconds: dict[str, float] = {}
+    for number, chapter in enumerate(chapters(plan, output, config), start=1):
+        say(f"\n{number}. {chapter.title}\n\n{_shown(chapter.arguments)}\n")
+        begun = time.perf_counter()
+        command(chapter.arguments)
+        seconds[chapter.title] = time.perf_counter() - begun
+    story = Story(
+        title=f"{plan.env_type}, {plan.task}",
+        variants=_variants(output),
+        seconds=seconds,
+        commands=tuple(_shown(chapter.arguments) for chapter in chapters(plan, output, config)),
+        run=output / "policy",
+        report=output / "tokenizer_report",
+        videos=tuple(sorted((output / "evaluation" / "videos").glob("*.mp4"))),
     )
-    for title, rows, headers in result.tables():
+    write_story(story, output, FORMAT)
+    say("")
+    for title, rows, headers in story.tables():
         print_table(title, rows, headers)
-    say("\n3. One held-out chunk, there and back\n")
-    held_out = result.metadata["held_out"]["episodes"][0]
-    _show_chunk(open_dataset(REPO_ID, root=dataset), held_out, FastTokenizer.from_pretrained(tokenizer))
-    summary.write_text(json.dumps(result.metadata, indent=2) + "\n", encoding="utf-8")
-    say(f"\nThe tokenizer is in {tokenizer}, and what was measured in {summary}.")
+    say(f"Look at {output / PAGE_FILE}; the policy is in {output / 'policy/checkpoints/last/pretrained_model'}.")
 
 
-def _check_output(dataset: Path, tokenizer: Path, summary: Path, *, overwrite: bool) -> None:
-    """Each of the three is new or, with `overwrite`, has the mark of a demo in its json."""
-    marks = (
-        (dataset, dataset / "meta" / "info.json", "robot_type", ROBOT_TYPE),
-        (tokenizer, tokenizer / "metadata.json", "repo_id", REPO_ID),
-        (summary, summary, "repo_id", REPO_ID),
+# --- the commands -----------------------------------------------------------------------------------------------
+
+
+def chapters(plan: Plan, output: Path, config: DemoConfig) -> list[Chapter]:
+    """The story's commands in order."""
+    simulator = (
+        *(f"--env.type={plan.env_type}", f"--env.task={plan.task}", f"--env.cameras={json.dumps(plan.cameras)}"),
+        f"--env.image_size={plan.image_size}",
+        *(("--env.fast_rendering=true",) if plan.env_type in ("metaworld", "aloha") else ()),
     )
-    for path, file, key, value in marks:
-        if not os.path.lexists(path):
-            continue
-        if _value(file, key) != value:
-            raise UsageError(f"{path} exists and is not of an earlier demo; give another --output_dir")
-        if not overwrite:
-            raise UsageError(f"{path.parent} holds an earlier demo; give another --output_dir, or --overwrite")
-
-
-def _value(file: Path, key: str) -> Any:
-    """What a json file says under a key; None where that cannot be read, which is no mark of a demo."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content.get(key) if isinstance(content, dict) else None
-
-
-def record(root: Path, *, seed: int, overwrite: bool = False, episodes: int = EPISODES) -> None:
-    """Write a LeRobot v3.0 dataset of reaching trajectories; the same seed gives the same dataset."""
-    names = Feature("", "float32", (len(JOINTS),), JOINTS)
-    features = {"action": names, "observation.state": names}
-    random = np.random.default_rng(seed)
-    with (
-        LeRobotWriter(root, fps=FPS, features=features, robot_type=ROBOT_TYPE, overwrite=overwrite) as writer,
-        progress("recording", episodes, "episodes") as advance,
-    ):
-        for _ in range(episodes):
-            actions, states = reach(random)
-            columns = {"action": actions, "observation.state": states}
-            writer.add_episode(columns, task="Reach for the target and close the gripper.")
-            advance()
-
-
-def reach(random: np.random.Generator) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """One episode: commanded positions [T, 4] and measured positions [T, 4], in radians (the gripper from 0 to 1)."""
-    start = np.array([0.4, 0.9, 0.4]) + random.normal(0.0, 0.15, 3)
-    frames = int(random.integers(45, 90))
-    time = np.linspace(0.0, 1.0, frames)
-    smooth = 10 * time**3 - 15 * time**4 + 6 * time**5  # minimum jerk (Flash and Hogan 1985)
-    begin = hand(start)
-    radius, angle = random.uniform(0.25, 0.6), random.uniform(-0.3, 1.6)
-    target = radius * np.array([np.cos(angle), np.sin(angle)])
-    joints = np.empty((frames, 3))
-    pose = start
-    for t in range(frames):
-        pose = follow(pose, begin + smooth[t] * (target - begin))
-        joints[t] = pose
-    grasp = int(random.integers(12, 20))
-    closing = np.linspace(1.0, 0.0, grasp)[:, None]
-    reaching = np.hstack([joints, np.ones((frames, 1))])
-    grasping = np.hstack([np.repeat(joints[-1:], grasp, axis=0), closing])
-    actions = np.vstack([reaching, grasping])
-    states = np.empty_like(actions)
-    measured = actions[0].copy()
-    for t, command in enumerate(actions):
-        states[t] = measured + random.normal(0.0, SENSOR_NOISE, len(JOINTS))
-        measured += RESPONSE * (command - measured)
-    return actions.astype(np.float32), states.astype(np.float32)
-
-
-def hand(joints: DoubleArray) -> DoubleArray:
-    """Position [2] of the hand in metres, for joint angles [3] in radians."""
-    angles = np.cumsum(joints)
-    return np.array([LINKS @ np.cos(angles), LINKS @ np.sin(angles)])
-
-
-def follow(joints: DoubleArray, target: DoubleArray) -> DoubleArray:
-    """Joint angles near `joints` that bring the hand to `target` [2], by damped least squares."""
-    for _ in range(8):
-        angles = np.cumsum(joints)
-        steps = np.array([-LINKS * np.sin(angles), LINKS * np.cos(angles)])
-        jacobian = np.cumsum(steps[:, ::-1], axis=1)[:, ::-1]
-        error = target - hand(joints)
-        joints = joints + jacobian.T @ np.linalg.solve(jacobian @ jacobian.T + 1e-3 * np.eye(2), error)
-    return joints
-
-
-def _show_chunk(reader: LeRobotReader, index: int, tokenizer: FastTokenizer) -> None:
-    episode = next(iter(reader.iter_episodes(["action"], [index])))
-    normalizer = tokenizer.normalizer
-    assert normalizer is not None
-    chunk = episode.columns["action"][episode.length // 3 :][:HORIZON]
-    ids = tokenizer.encode(normalizer.apply(chunk))[0]
-    restored = normalizer.invert(tokenizer.decode(ids))
-    say(f"{chunk.size} numbers of episode {index} become {len(ids)} tokens: {ids}")
-    rows = [
-        [step, *(f"{chunk[step, d]:.3f} / {restored[step, d]:.3f}" for d in range(len(JOINTS)))]
-        for step in range(0, HORIZON, 3)
+    dataset = (f"--repo_id={REPO_ID}", f"--root={output / 'dataset'}")
+    found = [
+        Chapter(
+            f"Recording {plan.episodes} demonstrations of a scripted expert",
+            (
+                *("record", *simulator, *dataset, f"--n_episodes={plan.episodes}", f"--every={plan.every}"),
+                *(f"--keep_after_success={plan.keep_after_success}", *plan.noise, f"--seed={config.seed}"),
+            ),
+        ),
+        Chapter(
+            "Fitting an action tokenizer on them",
+            (
+                *("train-tokenizer", *dataset, f"--action_horizon={plan.horizon}", f"--vocab_size={plan.vocab_size}"),
+                *("--normalization_mode=IDENTITY", "--sample_fraction=1.0", f"--output_dir={output / 'tokenizer'}"),
+            ),
+        ),
+        Chapter(
+            "Looking at what it keeps of the actions",
+            (
+                *("inspect", *dataset, f"--tokenizer={output / 'tokenizer'}", "--max_chunks=1000"),
+                f"--output_dir={output / 'tokenizer_report'}",
+            ),
+        ),
+        Chapter("Training a small pi0-FAST policy", _training(plan, output, config, blind=False)),
+        Chapter(
+            f"Letting it act in {plan.eval_episodes} scenes that it has never seen",
+            (*_evaluation(plan, output, simulator, "policy", "evaluation"), "--save_videos=true"),
+        ),
     ]
-    print_table("Recorded / decoded", rows, ["step", *JOINTS])
+    if plan.free:
+        free = _evaluation(plan, output, simulator, "policy", "free_evaluation")
+        found.append(Chapter("The same without constrained decoding", (*free, "--policy.constrained=false")))
+    if config.blind:
+        found.append(
+            Chapter("Training the same policy without images", _training(plan, output, config, blind=True)),
+        )
+        blind = _evaluation(plan, output, simulator, "blind_policy", "blind_evaluation")
+        found.append(Chapter("Letting it act without seeing", tuple(blind)))
+    return found
+
+
+def _training(plan: Plan, output: Path, config: DemoConfig, *, blind: bool) -> tuple[str, ...]:
+    return (
+        *("train", f"--dataset.repo_id={REPO_ID}", f"--dataset.root={output / 'dataset'}"),
+        *(("--dataset.cameras=[]",) if blind else (f"--dataset.cache_dir={output / 'frames'}",)),
+        *("--policy.type=pi0_fast", f"--policy.architecture={output / ARCHITECTURE_FILE}"),
+        *("--policy.text_tokenizer_name=byte", f"--policy.action_tokenizer_name={output / 'tokenizer'}"),
+        *(f"--policy.chunk_size={plan.horizon}", f"--policy.n_action_steps={plan.executed}"),
+        '--policy.normalization_mapping={"STATE": "MIN_MAX", "ACTION": "IDENTITY"}',
+        *("--policy.device=cpu", f"--policy.optimizer_lr={plan.peak_rate}"),
+        f"--policy.scheduler_warmup_steps={max(plan.steps // 7, 1)}",
+        *(f"--policy.scheduler_decay_steps={plan.steps}", f"--policy.scheduler_decay_lr={0.03 * plan.peak_rate:g}"),
+        *plan.policy_flags,
+        *(f"--steps={plan.steps}", f"--batch_size={plan.batch_size}", "--num_workers=0", "--eval_freq=0"),
+        *(f"--log_freq={max(plan.steps // 35, 1)}", f"--seed={config.seed}"),
+        f"--output_dir={output / ('blind_policy' if blind else 'policy')}",
+    )
+
+
+def _evaluation(plan: Plan, output: Path, simulator: Sequence[str], policy: str, place: str) -> tuple[str, ...]:
+    return (
+        *("eval", f"--policy.path={output / policy / 'checkpoints/last/pretrained_model'}", *simulator),
+        *(f"--eval.n_episodes={plan.eval_episodes}", f"--eval.max_steps={plan.eval_steps}", "--eval.batch_size=8"),
+        f"--output_dir={output / place}",
+    )
+
+
+def _shown(arguments: Sequence[str]) -> str:
+    """A command line as it can be typed, a flag a line."""
+    name, *flags = arguments
+    return " \\\n    ".join([f"pi0-fast {name}", *map(shlex.quote, flags)])
+
+
+# --- before the first chapter -----------------------------------------------------------------------------------
+
+
+def _require_packages(env_type: str) -> None:
+    missing = [name for name in ("torch", "av", "safetensors", "matplotlib") if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = "policy" if env_type == "toy" else f"policy,{env_type}"
+        raise UsageError(f"the demo needs {', '.join(missing)}: pip install 'pi0-fast[{extras}]'")
+
+
+def _check_output(output: Path, *, overwrite: bool) -> None:
+    """Nothing but an earlier demo is replaced, and that only when asked."""
+    if not output.exists():
+        return
+    strange = [entry.name for entry in sorted(output.iterdir()) if entry.name not in OWN] if output.is_dir() else ["it"]
+    if strange or not _is_demo(output):
+        what = f"holds {strange[0]}, which no demo made" if output.is_dir() and strange else "exists and is no demo's"
+        if output.is_dir() and not any(output.iterdir()):
+            return
+        raise UsageError(f"{output} {what}: choose another --output_dir")
+    if not overwrite:
+        raise UsageError(f"{output} holds an earlier demo: pass --overwrite, or choose another --output_dir")
+
+
+def _is_demo(output: Path) -> bool:
+    try:
+        content = json.loads((output / RESULTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("format") == FORMAT["format"]
+
+
+def _settle_renderer(env_type: str) -> None:
+    """See to it that the simulator can draw; as root on Debian or Ubuntu what is missing is installed.
+
+    Raises:
+        SimulatorError: it cannot run here; the message says what to type.
+    """
+    try:
+        preflight(env_type)
+        return
+    except SimulatorError as error:
+        packages = next((names for names in APT_PACKAGES.values() if names[0] in str(error)), None)
+        apt = shutil.which("apt-get")
+        if packages is None or apt is None or os.geteuid() != 0:
+            raise
+        say(f"{error}\nInstalling {' and '.join(packages)}.")
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update", "-qq"], ["install", "-y", "-qq", *packages]):
+        done = subprocess.run([apt, *arguments], env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+            raise SimulatorError(f"apt-get {shlex.join(arguments)} failed: {' '.join(last)}")
+    preflight(env_type)
+
+
+def _begin(output: Path, plan: Plan) -> None:
+    """An empty directory with the demo's mark, and the sizes of the model."""
+    output.mkdir(parents=True, exist_ok=True)
+    for name in OWN:
+        place = output / name
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+    (output / RESULTS_FILE).write_text(json.dumps({**FORMAT, "finished": False}) + "\n", encoding="utf-8")
+    heads = max(plan.width // 32, 1)
+    sizes: dict[str, Any] = {
+        "vision": {
+            "hidden_size": plan.width,
+            "num_hidden_layers": 1,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * plan.width,
+            "image_size": plan.image_size,
+            "patch_size": plan.patch,
+        },
+        "text": {
+            "hidden_size": plan.width,
+            "num_hidden_layers": plan.layers,
+            "intermediate_size": 4 * plan.width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 1,
+            "head_dim": plan.width // heads,
+            "vocab_size": 4096,
+        },
+    }
+    (output / ARCHITECTURE_FILE).write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
+
+
+# --- after the last one -----------------------------------------------------------------------------------------
+
+
+def _variants(output: Path) -> tuple[Variant, ...]:
+    names = {
+        "evaluation": "the policy",
+        "free_evaluation": "without constrained decoding",
+        "blind_evaluation": "trained without images",
+    }
+    return tuple(Variant.read(name, output / folder) for folder, name in names.items() if (output / folder).is_dir())

@@ -140,7 +140,7 @@ class DatasetConfig:
     cameras: list[str] | list[list[str]] | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_DATA,
-        help="Image columns to use, by their names in the dataset.",
+        help="Image columns to use, by their names in the dataset; [] for none.",
         shown="those that the policy knows; all for a new policy",
     )
     state_key: str | list[str] = option(  # noqa: RUF009 - a field, and its default is a text

@@ -40,6 +40,8 @@ table { border-collapse: collapse; font-size: .87rem; font-variant-numeric: tabu
 th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: left; white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; }
 .number { text-align: right; }
+pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 6px;
+  padding: .6rem .8rem; font-size: .85rem; }
 """
 
 
@@ -85,6 +87,16 @@ class Page:
         words = _escape(picture.description)
         image = f'<img alt="{words}" src="data:image/svg+xml;base64,{data}">'
         self._parts.append(f"<figure>{image}<figcaption>{words}</figcaption></figure>")
+
+    def image(self, content: bytes, words: str) -> None:
+        """A png file's content, with words below it."""
+        data = base64.b64encode(content).decode("ascii")
+        image = f'<img alt="{_escape(words)}" src="data:image/png;base64,{data}">'
+        self._parts.append(f"<figure>{image}<figcaption>{_escape(words)}</figcaption></figure>")
+
+    def code(self, text: str) -> None:
+        """What can be typed, line for line."""
+        self._parts.append(f"<pre>{_escape(text)}</pre>")
 
     def videos(self, films: Sequence[tuple[bytes, str]]) -> None:
         """A row of (content of an mp4 file, words below it); they play when they are clicked, again and again."""

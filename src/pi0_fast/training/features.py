@@ -86,7 +86,7 @@ def choose_columns(
         reader.feature(source)
     kept = {} if member.rename_map is not None else {k: v for k, v in stored_renames.items() if k in reader.features}
     renames = {**kept, **given}
-    wanted = tuple(member.cameras or reader.camera_keys)
+    wanted = tuple(reader.camera_keys if member.cameras is None else member.cameras)
     for key in wanted:
         if key not in reader.camera_keys:
             there = ", ".join(reader.camera_keys) or "none"

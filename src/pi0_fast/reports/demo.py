@@ -1,0 +1,196 @@
+"""What a demo measured, read from what its commands left behind: a page, a picture, a table for the README, json.
+
+Nothing is measured here. Left out: running the commands (demo.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pi0_fast.actions.report import Table
+from pi0_fast.reports.page import Page
+from pi0_fast.reports.pictures import BLUE, Picture, draw_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Pictures of the tokenizer's report that are shown, in order.
+_OF_THE_REPORT = {
+    "rate_distortion": "Error of the tokenizer against tokens per chunk, at several scales.",
+    "errors": "Error of each action on held-out episodes.",
+    "token_lengths": "Tokens per chunk on held-out episodes.",
+}
+_FRAMES = 8
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How a policy did in the simulator.
+
+    Attributes:
+        name: for people.
+        summary: of all its episodes, as in evaluation.json.
+    """
+
+    name: str
+    summary: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, name: str, folder: Path) -> Variant:
+        """From an evaluation's directory."""
+        content = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+        (task,) = content["policies"][0]["tasks"].values()
+        return cls(name, task)
+
+    def row(self) -> list[str]:
+        """Cells of the table."""
+        found = self.summary
+        low, high = found["interval"]
+        return [
+            self.name,
+            f"{found['success']:.0%}",
+            f"{low:.0%} to {high:.0%}",
+            f"{found['successes']} of {found['episodes']}",
+            "-" if found["steps_to_success"] is None else f"{found['steps_to_success']:.0f}",
+            f"{found['malformed']:.1%}",
+            f"{found['tokens']:.1f}",
+            f"{found['latency_ms']['p50']:.0f}" if found["latency_ms"] else "-",
+        ]
+
+
+_HEADERS = ["", "success", "95 % interval", "episodes", "steps", "malformed chunks", "tokens a chunk", "ms a chunk"]
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything that is told.
+
+    Attributes:
+        title: simulator and task.
+        variants: the policy, and what it is compared with.
+        seconds: what each chapter took, by its title.
+        commands: what was typed.
+        run: directory of the training run.
+        report: directory of the tokenizer's report.
+        videos: mp4 files of episodes of the policy.
+    """
+
+    title: str
+    variants: tuple[Variant, ...]
+    seconds: Mapping[str, float]
+    commands: tuple[str, ...]
+    run: Path
+    report: Path
+    videos: tuple[Path, ...]
+
+    def tables(self) -> Iterator[Table]:
+        """For a terminal."""
+        yield f"In the simulator: {self.title}", [variant.row() for variant in self.variants], _HEADERS
+        rows = [[title, f"{seconds:.0f}"] for title, seconds in self.seconds.items()]
+        yield "Time", [*rows, ["in all", f"{sum(self.seconds.values()):.0f}"]], ["", "seconds"]
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers."""
+        return {
+            "title": self.title,
+            "policies": [{"name": variant.name, **variant.summary} for variant in self.variants],
+            "seconds": dict(self.seconds),
+            "commands": list(self.commands),
+        }
+
+    def markdown(self) -> str:
+        """The tables, as they stand in a README."""
+        lines = []
+        for _, rows, headers in self.tables():
+            marks = ["---", *["---:"] * (len(headers) - 1)]
+            lines += [f"| {' | '.join(map(str, cells))} |" for cells in (headers, marks, *rows)]
+            lines.append("")
+        return "\n".join(lines)
+
+    def page(self) -> Page:
+        """For a browser."""
+        page = Page("pi0-fast demo", self.title)
+        first = self.variants[0].summary
+        low, high = first["interval"]
+        page.cards(
+            [
+                (f"success, {low:.0%} to {high:.0%}", f"{first['success']:.0%}"),
+                ("scenes it had never seen", str(first["episodes"])),
+                ("malformed chunks", f"{first['malformed']:.1%}"),
+                ("tokens a chunk", f"{first['tokens']:.1f}"),
+                ("seconds in all", f"{sum(self.seconds.values()):.0f}"),
+            ]
+        )
+        page.heading("The policy at work")
+        page.videos([(path.read_bytes(), path.stem.replace("_", " ")) for path in self.videos])
+        (_, rows, headers), (_, times, time_headers) = self.tables()
+        page.heading("In the simulator")
+        page.table(rows, headers)
+        page.text(
+            "Each policy acts in the same scenes, none of which was recorded. The intervals hold the true share 95 "
+            "times of 100 (Wilson); steps are those of successful episodes. Constrained decoding makes every chunk a "
+            "whole one; a malformed chunk is replaced by doing nothing."
+        )
+        page.heading("Training")
+        page.image((self.run / "metrics.png").read_bytes(), "Loss and the like, over the steps of training.")
+        page.heading("The action tokenizer")
+        for name, words in _OF_THE_REPORT.items():
+            page.image((self.report / f"{name}.png").read_bytes(), words)
+        page.heading("Commands, and the time they took")
+        page.table(times, time_headers)
+        for line in self.commands:
+            page.code(line)
+        return page
+
+    def picture(self) -> Picture:
+        """An episode in frames, and below it the shares of success with their intervals."""
+        frames = [] if not self.videos else film_strip(self.videos[0], _FRAMES)
+
+        def draw(figure: Figure) -> None:
+            rows, columns = 2 if frames else 1, max(len(frames), 1)
+            grid = figure.add_gridspec(rows, columns, height_ratios=[2, 1][:rows] if frames else None)
+            for number, frame in enumerate(frames):
+                axes = figure.add_subplot(grid[0, number])
+                axes.imshow(frame)
+                axes.set_axis_off()
+            axes = figure.add_subplot(grid[rows - 1, :])
+            for place, variant in enumerate(reversed(self.variants)):
+                low, high = variant.summary["interval"]
+                share = variant.summary["success"]
+                axes.errorbar(
+                    [share],
+                    [place],
+                    xerr=[[max(share - low, 0)], [max(high - share, 0)]],
+                    fmt="o",
+                    color=BLUE,
+                    capsize=3,
+                )
+            axes.set_yticks(range(len(self.variants)), [variant.name for variant in reversed(self.variants)])
+            axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(self.variants) - 0.4), xlabel="success, with 95 % interval")
+
+        return draw_picture("demo", f"An episode of the policy, and its success: {self.title}.", 3.0, draw)
+
+
+def film_strip(path: Path, count: int) -> list[np.ndarray]:
+    """`count` frames of a video (fewer where it is shorter), evenly spread from the first to the last."""
+    import av
+
+    with av.open(str(path)) as container:
+        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    places = np.unique(np.linspace(0, len(frames) - 1, count).round().astype(int))
+    return [frames[place] for place in places.tolist()]
+
+
+def write_story(story: Story, output: Path, mark: Mapping[str, Any]) -> None:
+    """Write demo.png, demo.md, demo.html, and at last demo.json, into an existing directory."""
+    (output / "demo.png").write_bytes(story.picture().png)
+    (output / "demo.md").write_text(story.markdown(), encoding="utf-8")
+    (output / "demo.html").write_text(story.page().render(), encoding="utf-8")
+    content = json.dumps({**mark, "finished": True, **story.to_json()}, indent=2, ensure_ascii=False)
+    (output / "demo.json").write_text(content + "\n", encoding="utf-8")
