@@ -28,6 +28,7 @@ from pi0_fast.policy_config import ACTION_KEY, STATE_KEY  # noqa: E402
 from pi0_fast.text_tokenizer import TinyTextTokenizer  # noqa: E402
 from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training import setup  # noqa: E402
+from pi0_fast.training.audit import audit  # noqa: E402
 from pi0_fast.training.setup import Run, choose_device, set_up  # noqa: E402
 from pi0_fast.types import DatasetError, PolicyError, UsageError  # noqa: E402
 
@@ -214,6 +215,36 @@ def test_a_policy_with_named_actions_goes_on_to_a_robot_of_other_joints(home: Pa
     assert made.policy.preparation.processors.action.size == 2
     loss, _ = made.policy(made.train_frames.batch([0, 1]))
     assert torch.isfinite(loss)
+
+
+@pytest.mark.parametrize("flag", ["policy.path", "policy.pretrained_path"])
+@pytest.mark.parametrize("joints", [("left", "gripper"), ("a", "b", "gripper", "c")], ids=len)
+def test_relative_actions_go_on_to_a_robot_of_other_joints(
+    home: Path, tmp_path: Path, flag: str, joints: tuple[str, ...]
+) -> None:
+    """What stays absolute is found by name among the new joints; the differences have statistics of the new data."""
+    build_dataset(tmp_path / "first", joints=("hip", "knee", "gripper"))
+    build_dataset(tmp_path / "second", joints=joints)
+    flags = {"dataset.root": tmp_path / "first", "policy.use_relative_actions": "true"}
+    first = run(home, tmp_path / "one", **flags)
+    first.policy.save_pretrained(tmp_path / "start")
+    new = tuple(name for name in NEW if name != "policy.auto_fit_fast_tokenizer")
+    made = run(home, tmp_path / "two", drop=new, **{"dataset.root": tmp_path / "second", flag: tmp_path / "start"})
+    processors = made.policy.preparation.processors
+    assert made.policy.config.use_relative_actions
+    assert processors.relative is not None
+    assert processors.relative.mask == tuple(name != "gripper" for name in joints)
+    batch = made.train_frames.batch([0, 5])
+    wanted, states = batch["action"], batch["observation.state"]
+    low, high = (processors.action.statistics[name] for name in ("q01", "q99"))
+    relative = wanted - np.where(processors.relative.mask, states[:, None, : len(joints)], 0)
+    expected = np.clip(2 * (relative - low) / (high - low) - 1, -1, 1)
+    np.testing.assert_allclose(processors.normalize_actions(wanted, states), expected, atol=1e-4)
+    loss, _ = made.policy(batch)
+    assert torch.isfinite(loss)
+    rows = audit(made).content["ranges"][ACTION_KEY]["dimensions"]
+    assert [row["dimension"] for row in rows] == [f"{dim} {name}" for dim, name in enumerate(joints)]
+    assert all(row["checkpoint_low"] is None for row in rows)  # of three other joints
 
 
 @pytest.fixture
