@@ -168,6 +168,15 @@ def action_selection(config: PI0FastConfig, columns: Columns) -> ActionSelection
     return ActionSelection.create(size, delta_dims=dims, delta_state_dims=dims, state_size=state_size)
 
 
+def relative_names(selection: ActionSelection, config: PI0FastConfig, columns: Columns) -> tuple[str, str]:
+    """For the report: which actions are relative, and which stay absolute, by name or number."""
+    names = columns.action_names or [str(dim) for dim in range(selection.size)]
+    absolute = [name for dim, name in enumerate(names) if dim not in selection.delta_dims]
+    kept = f"absolute: {', '.join(absolute)}" if absolute else "none is absolute"
+    asked = json.dumps(list(config.relative_exclude_joints))
+    return ", ".join(names[dim] for dim in selection.delta_dims) or "none", f"{kept}; relative_exclude_joints is {asked}"
+
+
 def data_statistics(
     reader: LeRobotReader, columns: Columns, selection: ActionSelection, episodes: Sequence[int], chunk_size: int
 ) -> dict[str, Statistics]:

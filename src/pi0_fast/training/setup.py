@@ -58,7 +58,7 @@ from pi0_fast.processors import FeatureStatistics, PolicyProcessors, read_proces
 from pi0_fast.text_tokenizer import TextTokenizer
 from pi0_fast.train_config import CHECKPOINTS, PRETRAINED_MODEL, Member, TrainConfig
 from pi0_fast.training import lora
-from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics
+from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics, relative_names
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.loader import TrainBatches, train_batches
 from pi0_fast.training.mixture import MixedFrames, MixedPreparation
@@ -272,6 +272,8 @@ def _run(
             policy = _resumed_robot(policy_config, start, data.member.name, first.policy.model)
         return Run(config, data.member, policy, frames, held, reader, columns, decisions=decisions)
     selection = action_selection(policy_config, columns)
+    if policy_config.use_relative_actions:
+        decisions.append(Decision("relative actions", *relative_names(selection, policy_config, columns)))
     statistics = data_statistics(reader, columns, selection, data.training, horizon)
     made = _Making(config, policy_config, start, data, statistics, device, decisions, first)
     policy, stored = made.policy(), start.stored_statistics() if first is None else None
@@ -770,7 +772,10 @@ class _Making:
             normalizer=normalizer,
             episodes=self.data.training,
         )
-        self.decisions.append(Decision("action tokenizer", path, "fitted on this dataset"))
+        why = "fitted on this dataset"
+        if self.start.folder is not None:
+            why += "; the checkpoint's weights know another one, and learn what its tokens mean anew"
+        self.decisions.append(Decision("action tokenizer", path, why))
         return FastTokenizer.from_pretrained(path)
 
     def _processors(self, config: PI0FastConfig, tokenizer: FastTokenizer) -> PolicyProcessors:
