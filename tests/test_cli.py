@@ -81,6 +81,20 @@ def test_a_command_that_does_not_exist_is_unknown(capsys: pytest.CaptureFixture[
     assert message == f"unknown command 'serve'; there are: {', '.join(COMMANDS)}"
 
 
+EVALUATE = ["--policy.path=lerobot/pi0fast-libero", "--env.task=a,b", "--rename_map={}"]
+
+
+def test_eval_is_called_with_its_configuration(replace_work: Callable[..., list[Any]]) -> None:
+    seen = replace_work("pi0_fast.evaluate", "evaluate")
+    assert main(["eval", *EVALUATE, "--env.type=metaworld"]) == 0
+    assert (seen[0].paths, seen[0].env.tasks) == (("lerobot/pi0fast-libero",), ("a", "b"))
+
+
+def test_a_simulator_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *EVALUATE, "--env.type=habitat"]) == 2
+    assert "--env.type must be one of" in one_line(capsys.readouterr().err)
+
+
 # --- usage ----------------------------------------------------------------------------------------
 
 

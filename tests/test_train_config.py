@@ -132,6 +132,20 @@ FROZEN: dict[str, Any] = {
     "peft.lora_alpha": None,
     "peft.target_modules": None,
     "peft.merge": False,
+    "env.type": None,
+    "env.task": None,
+    "env.cameras": None,
+    "env.image_size": None,
+    "env.fast_rendering": False,
+    "env.max_steps": None,
+    "env.fps": None,
+    "env.options": None,
+    "eval.n_episodes": 50,
+    "eval.batch_size": 0,
+    "eval.max_steps": None,
+    "eval.timeout_s": 120.0,
+    "eval.use_async_envs": True,
+    "env_eval_freq": None,
 }
 
 
