@@ -234,6 +234,11 @@ def test_relative_actions_go_on_to_a_robot_of_other_joints(
     assert made.policy.config.use_relative_actions
     assert processors.relative is not None
     assert processors.relative.mask == tuple(name != "gripper" for name in joints)
+    (decision,) = (each for each in made.decisions if each.what == "relative actions")
+    assert decision.value == ", ".join(name for name in joints if name != "gripper")
+    assert decision.why == 'absolute: gripper; relative_exclude_joints is ["gripper"]'
+    (decision,) = (each for each in made.decisions if each.what == "action tokenizer")
+    assert decision.why == "fitted on this dataset, in place of the one that the checkpoint's weights know"
     batch = made.train_frames.batch([0, 5])
     wanted, states = batch["action"], batch["observation.state"]
     low, high = (processors.action.statistics[name] for name in ("q01", "q99"))

@@ -174,7 +174,8 @@ def relative_names(selection: ActionSelection, config: PI0FastConfig, columns: C
     absolute = [name for dim, name in enumerate(names) if dim not in selection.delta_dims]
     kept = f"absolute: {', '.join(absolute)}" if absolute else "none is absolute"
     asked = json.dumps(list(config.relative_exclude_joints))
-    return ", ".join(names[dim] for dim in selection.delta_dims) or "none", f"{kept}; relative_exclude_joints is {asked}"
+    relative = ", ".join(names[dim] for dim in selection.delta_dims) or "none"
+    return relative, f"{kept}; relative_exclude_joints is {asked}"
 
 
 def data_statistics(

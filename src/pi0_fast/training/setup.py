@@ -774,7 +774,7 @@ class _Making:
         )
         why = "fitted on this dataset"
         if self.start.folder is not None:
-            why += "; the checkpoint's weights know another one, and learn what its tokens mean anew"
+            why += ", in place of the one that the checkpoint's weights know"
         self.decisions.append(Decision("action tokenizer", path, why))
         return FastTokenizer.from_pretrained(path)
 
