@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,8 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
+    # What the compiler logs of itself takes pytest as long to keep as the work takes.
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield importlib.import_module("gpu")
