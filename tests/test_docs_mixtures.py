@@ -38,7 +38,7 @@ def test_the_page_of_mixtures(
     assert "\n6 2\n" in printed
     assert "resuming" in printed
     report = json.loads((tmp_path / "outputs/both/report.json").read_text())
-    assert [round(row["s a chunk"], 2) for row in report["mixture"]] == [0.17, 0.5]
+    assert [round(row["chunk_s"], 2) for row in report["mixture"]] == [0.17, 0.5]
     assert [row["share"] for row in report["mixture"]] == [0.7, 0.3]
     assert (tmp_path / "gripper_policy" / "model.safetensors").is_file()
     assert (tmp_path / "shared_tokenizer" / "metadata.json").is_file()

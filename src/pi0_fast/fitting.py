@@ -263,11 +263,11 @@ class _Fit:
         )
         self.lengths = self.source.lengths
         self.train, self.held_out = split_episodes(list(self.lengths), config.val_fraction, config.seed)
-        self._choose(config)
+        self._choose(config, "--max_chunks")
 
-    def _choose(self, config: TokenizerTrainingConfig) -> None:
-        """Which chunks are used."""
-        self.config = config
+    def _choose(self, config: TokenizerTrainingConfig, limit: str) -> None:
+        """Which chunks are used, of which `limit` is the reason for fewer."""
+        self.config, self._limit = config, limit
         counts = self._sample_counts(self.train)
         self._kept = {
             **(limit_samples(counts, config.max_chunks, seed=config.seed) or {}),
@@ -277,7 +277,7 @@ class _Fit:
 
     def take(self, chunks: int) -> None:
         """Use that many chunks, out of all windows."""
-        self._choose(replace(self.config, sample_fraction=1.0, max_chunks=chunks))
+        self._choose(replace(self.config, sample_fraction=1.0, max_chunks=chunks), "its weight, or --sample_fraction")
 
     def _windows(self, index: int) -> int:
         return window_count(self.lengths[index], self.config.action_horizon)
@@ -308,7 +308,7 @@ class _Fit:
         counts = f"{len(self.train)} to fit, {len(self.held_out)} held out"
         say(f"episodes       {counts}; {frames} frames at {reader.fps:g} Hz")
         left_out = self.sampled - self._used(self.train)
-        limited = f" ({left_out} more were sampled: --max_chunks)" if left_out else ""
+        limited = f" ({left_out} more were sampled: {self._limit})" if left_out else ""
         say(
             f"chunks         {self._used(self.train)} of {self.windows} windows of {config.action_horizon} steps "
             f"to fit{limited}"

@@ -223,9 +223,8 @@ def check_report(file: Path, printed: str) -> None:
     content = json.loads(file.read_text())
     arm, push = content["mixture"]
     assert (arm["dataset"], arm["weight"], arm["share"]) == ("lab_arm", 3, 0.75)
-    assert (push["episodes"], push["frames/s"], push["s a chunk"]) == (1, 25, 4 / 25)
-    assert arm["frames"] + push["frames"] == round(arm["frames"] / arm["of all frames"])
-    assert push["ids a chunk"] == content["further"]["lab_push"]["tokens"]["target ids, mean"]
+    assert (push["episodes"], push["fps"], push["chunk_s"]) == (1, 25, 4 / 25)
+    assert push["ids_per_chunk"] == content["further"]["lab_push"]["tokens"]["target ids, mean"]
     assert content["further"]["lab_push"]["data"]["dataset"].startswith("lab/push")
     assert content["data"]["dataset"].startswith("lab/arm")
     assert "lab_push: Tokens" in printed

@@ -17,7 +17,7 @@ from pi0_fast.training.metrics import read_metrics
 
 
 def test_two_processes_are_one_with_the_same_batch(tmp_path: Path) -> None:
-    """Losses in all and by dataset; one of the datasets lacks a camera, and some parts have rows of one dataset only."""
+    """Losses in all and by dataset; one of the datasets lacks a camera, and some parts have rows of one only."""
     tiny_runs.build_dataset(tmp_path / "data")
     tiny_runs.write_architecture(tmp_path / "sizes.json")
     test_mixture.build_other(tmp_path / "other")

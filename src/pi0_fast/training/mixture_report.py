@@ -15,6 +15,8 @@ from pi0_fast.training.sampler import MixtureSampler
 from pi0_fast.training.setup import Run
 from pi0_fast.types import PolicyError
 
+_HEADERS = ["dataset", "episodes", "frames", "frames/s", "s/chunk", "weight", "share", "ids/chunk"]
+
 
 def report(run: Run) -> dict[str, Audit]:
     """`audit.audit` of each dataset by its name, printed, and saved as report.json in the run's directory.
@@ -30,7 +32,7 @@ def report(run: Run) -> dict[str, Audit]:
         return {run.member.name: audit.report(run)}
     audits = {each.member.name: audit.audit(each) for each in run.datasets}
     mixture = contributions(run, audits)
-    print_table("Datasets", [list(row.values()) for row in mixture], list(mixture[0]))
+    print_table("Datasets", [list(row.values()) for row in mixture], _HEADERS)
     for name, result in audits.items():
         for title, rows, headers in result.tables():
             if title != "Parameters" or name == run.member.name:
@@ -55,18 +57,16 @@ def contributions(run: Run, audits: dict[str, Audit]) -> list[dict[str, Any]]:
     """
     sampler = run.sampler(1)
     assert isinstance(sampler, MixtureSampler)
-    total = sum(len(each.train_frames) for each in run.datasets)
     return [
         {
             "dataset": each.member.name,
             "episodes": len(each.train_frames.episodes),
             "frames": len(each.train_frames),
-            "frames/s": float(each.reader.fps),
-            "s a chunk": each.policy.config.chunk_size / each.reader.fps,
-            "weight": "frames" if each.member.weight is None else each.member.weight,
+            "fps": float(each.reader.fps),
+            "chunk_s": each.policy.config.chunk_size / each.reader.fps,
+            "weight": "its frames" if each.member.weight is None else each.member.weight,
             "share": share,
-            "of all frames": len(each.train_frames) / total,
-            "ids a chunk": audits[each.member.name].content["tokens"]["target ids, mean"],
+            "ids_per_chunk": audits[each.member.name].content["tokens"]["target ids, mean"],
         }
         for each, share in zip(run.datasets, sampler.shares(), strict=True)
     ]
