@@ -124,7 +124,7 @@ def test_another_batch_than_before_is_said_with_the_way_out(
     content = json.loads((state / "training_step.json").read_text())
     content["processes"], content["conditions"]["batch_size"] = 2, 8
     (state / "training_step.json").write_text(json.dumps(content))
-    assert main(["train", "--resume=true", f"--output_dir={tmp_path}", "--steps=4", "--save_checkpoint=false"]) == 0
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path}", "--steps=4"]) == 0
     assert "batch_size was 8 and is 4" in (printed := capsys.readouterr().err)
     assert "--batch_size=8 keeps the batch of 8 frames" in printed
 

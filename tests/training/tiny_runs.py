@@ -16,8 +16,8 @@ from pi0_fast.data.writer import LeRobotWriter
 
 ACTION, STATE, PIXELS = 3, 4, 28
 #: Runs the command line in a process that kills itself (SIGKILL), or sends another signal to itself and its workers as
-#: a terminal does, at the n-th call of a function. Arguments are module, dotted name, n, before or after, the signal's
-#: number, and the command line.
+#: a terminal does, or raises an error (0), at the n-th call of a function. Arguments are module, dotted name, n, before
+#: or after, the signal's number, and the command line.
 DRIVER = """
 import importlib, os, sys
 import torch
@@ -25,6 +25,8 @@ torch.set_num_threads(1)
 module, name, number, when, signal, *arguments = sys.argv[1:]
 calls = 0
 def send():
+    if int(signal) == 0:
+        raise OSError("the disk is full")
     if int(signal) == 9:
         os.kill(os.getpid(), 9)
     os.killpg(os.getpid(), int(signal))

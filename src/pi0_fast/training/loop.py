@@ -43,8 +43,12 @@ from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.setup import Run, set_up
+<<<<<<< /tmp/w/d/snap/./src/pi0_fast/training/loop.py
+from pi0_fast.training.sharding import check_engine, lent, synchronised, whole_model, wrapped
+=======
 from pi0_fast.training.sharding import check_engine, synchronised, whole_within, wrapped
 from pi0_fast.training.simulation import Simulation, said
+>>>>>>> ./src/pi0_fast/training/loop.py
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
 from pi0_fast.training.validation import loss_units, measure, over_datasets
 from pi0_fast.types import DatasetError, UsageError
@@ -152,7 +156,7 @@ class _Loop:
     def __init__(self, run: Run, processes: Processes) -> None:
         self._run, self._config, self._policy = run, run.config, run.policy
         self._processes = processes
-        self._first = processes.first
+        self._first, self._sharded = processes.first, processes.launch.engine == "fsdp"
         config, self._device = run.config, run.policy.model.device
         self._accumulation = config.gradient_accumulation_steps
         saved = self._saved()
@@ -421,12 +425,10 @@ class _Loop:
             "conditions": self._conditions(),
             "processes": self._processes.count,
         }
-        sharded = self._processes.launch.engine == "fsdp"
         state = self._optimizer.state()  # of the weights themselves, not of their averages
-        if sharded:
+        if self._sharded:
             with self._final_weights("cpu" if self._first else None):
-                saved = self._checkpoints.save(step, self._write_model, progress_of_run, state, self._processes)
-            self._newest = saved
+                self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state, self._processes)
         elif self._first:
             with self._final_weights("cpu"):
                 self._newest = self._checkpoints.save(step, self._write_model, progress_of_run, state)
@@ -437,8 +439,14 @@ class _Loop:
     @contextmanager
     def _final_weights(self, device: torch.device | str | None) -> Iterator[None]:
         """Within the block the policies have the weights that are measured and saved: averaged, and not sharded."""
-        policies = [run.policy for run in self._run.datasets]
-        with self._optimizer.averaged(), whole_within(policies, device):
+        if not self._sharded:
+            with self._optimizer.averaged():
+                yield
+            return
+        with self._optimizer.averaged():
+            model = whole_model(self._policy.model, device)
+        # Averaged no more: what is saved beside are the weights themselves, in the same memory.
+        with lent([run.policy for run in self._run.datasets], model):
             yield
 
     def _write_model(self, directory: Path) -> None:

@@ -31,8 +31,8 @@ Value = TypeVar("Value")
 
 #: How long an operation of all processes may take: as long as the largest checkpoint, not as long as noticing a death.
 _PATIENCE = timedelta(hours=2)
-#: How long the processes wait for each other at the start.
-_ARRIVAL = timedelta(minutes=10)
+#: So many times as long as for a sign of life the processes wait for each other at the start.
+_ARRIVALS = 5
 
 
 class ProcessError(PolicyError):
@@ -196,8 +196,9 @@ def _meet(launch: Launch, gpu: bool, timeout_s: float) -> Watch:
         if not os.environ.get(name):
             raise ProcessError(f"{name} is not set: start with torchrun or accelerate launch, which set it")
     try:
-        store, _, _ = next(rendezvous("env://", launch.rank, launch.count, timeout=_ARRIVAL))
-        store.set_timeout(_ARRIVAL)
+        arrival = timedelta(seconds=_ARRIVALS * timeout_s)
+        store, _, _ = next(rendezvous("env://", launch.rank, launch.count, timeout=arrival))
+        store.set_timeout(arrival)
         # Gloo for what is on the CPU, NCCL for what is on the GPUs.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if gpu else "gloo",

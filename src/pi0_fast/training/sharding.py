@@ -177,28 +177,14 @@ def whole_model(model: PaliGemma, device: torch.device | str | None) -> PaliGemm
 
 
 @contextmanager
-def whole_within(policies: Iterable[PI0FastPolicy], device: torch.device | str | None) -> Iterator[None]:
-    """Within the block policies of sharded weights have all of them, for measuring and saving; others are as they are.
-
-    Args:
-        policies: that share one model.
-        device: where; None: this process goes through the block without them.
-    """
-    changed = [policy for policy in policies if isinstance(policy.model, PaliGemma) and _is_sharded(policy.model)]
-    if not changed:
-        yield
-        return
-    sharded = changed[0].model
-    plain = whole_model(sharded, device)
+def lent(policies: Iterable[PI0FastPolicy], model: PaliGemma | None) -> Iterator[None]:
+    """Within the block the policies have another model, for measuring and saving; None leaves them theirs."""
+    own = [(policy, policy.model) for policy in policies]
     try:
-        if plain is not None:
-            for policy in changed:
-                policy.model = plain
+        for policy, _ in own:
+            if model is not None:
+                policy.model = model
         yield
     finally:
-        for policy in changed:
-            policy.model = sharded
-
-
-def _is_sharded(model: PaliGemma) -> bool:
-    return isinstance(model.embed_tokens.weight, DTensor)
+        for policy, before in own:
+            policy.model = before
