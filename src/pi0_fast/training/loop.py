@@ -43,12 +43,8 @@ from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
 from pi0_fast.training.setup import Run, set_up
-<<<<<<< /tmp/w/d/snap/./src/pi0_fast/training/loop.py
 from pi0_fast.training.sharding import check_engine, lent, synchronised, whole_model, wrapped
-=======
-from pi0_fast.training.sharding import check_engine, synchronised, whole_within, wrapped
 from pi0_fast.training.simulation import Simulation, said
->>>>>>> ./src/pi0_fast/training/loop.py
 from pi0_fast.training.states import Checkpoints, SavedState, newest_checkpoint, read_state
 from pi0_fast.training.validation import loss_units, measure, over_datasets
 from pi0_fast.types import DatasetError, UsageError
