@@ -412,6 +412,11 @@ def check_fingerprints(folder: Path, found: Mapping[str, str], file: Path | None
             )
 
 
+def fingerprints_of(others: Mapping[str, Checkpoint]) -> dict[str, str]:
+    """Those of further datasets, with the dataset's name before each."""
+    return {f"{name}/{kind}": value for name, parts in others.items() for kind, value in parts.fingerprints().items()}
+
+
 def fingerprint_header(found: Mapping[str, str]) -> dict[str, str]:
     """What the header of the weights says of `Checkpoint.fingerprints`."""
     return {_FINGERPRINT + kind: value for kind, value in found.items()}
@@ -420,8 +425,13 @@ def fingerprint_header(found: Mapping[str, str]) -> dict[str, str]:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(target: Path, checkpoint: Checkpoint, *, max_shard_bytes: int | None = None) -> None:
+def write_checkpoint(target: Path, checkpoint: Checkpoint, **options: Any) -> None:
     """Write a checkpoint directory, all at once or not at all; other files in an existing directory stay.
+
+    Args:
+        target: made if missing.
+        checkpoint: all of it.
+        options: of `write_files`.
 
     Raises:
         OSError: it cannot be written; what was there before is unharmed.
@@ -432,7 +442,7 @@ def write_checkpoint(target: Path, checkpoint: Checkpoint, *, max_shard_bytes: i
     temporary = temporary_sibling(target)
     try:
         keep_other_files(target, temporary, _is_own, mixed_folders=(TOKENIZERS,))
-        write_files(temporary, checkpoint, max_shard_bytes=max_shard_bytes)
+        write_files(temporary, checkpoint, **options)
         install_directory(temporary, target, _bring_along)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -456,9 +466,7 @@ def write_files(
         others: of further datasets, by their names, with the same model.
         name: of the first dataset, where there are others.
     """
-    header = fingerprint_header(checkpoint.fingerprints())
-    for other, parts in (others or {}).items():
-        header |= {f"{_FINGERPRINT}{other}/{kind}": value for kind, value in parts.fingerprints().items()}
+    header = fingerprint_header({**checkpoint.fingerprints(), **fingerprints_of(others or {})})
     write_robots(folder, others or {})
     write_parts(folder, checkpoint, {ROBOTS: [name, *others]} if others else {})
     weights.save(checkpoint.model, folder, header, max_shard_bytes=max_shard_bytes)

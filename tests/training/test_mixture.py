@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -370,3 +371,26 @@ def test_a_run_of_other_datasets_is_not_resumed(made: Run, tmp_path: Path) -> No
     other = [*resume, '--dataset.repo_id=["lab/arm","lab/other"]']
     with pytest.raises(UsageError, match="the run has the datasets lab_arm, lab_push, the command names lab_arm, lab_"):
         set_up(parse_train(TrainConfig, other, "pi0-fast train").resolved())
+
+
+def test_adapters_of_a_mixture(made: Run, home: Path, tmp_path: Path) -> None:
+    """They are saved with the parts of each robot, resumed, and merged to a checkpoint of all robots."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("peft")
+    from pi0_fast.training.lora import merge_adapters
+
+    made.policy.save_pretrained(tmp_path / "start")
+    dropped = ("policy.type", "policy.architecture", "policy.text_tokenizer_name")
+    text = line(home, tmp_path / "out", **{"policy.path": tmp_path / "start", "peft.r": 2}, steps=2)
+    assert main([each for each in text if each.partition("=")[0][2:] not in dropped]) == 0
+    saved = tmp_path / "out" / "checkpoints" / "000002" / "pretrained_model"
+    assert not (saved / "model.safetensors").exists()
+    assert main(["train", "--resume=true", f"--output_dir={tmp_path / 'out'}", "--steps=3"]) == 0
+    merge_adapters(saved, tmp_path / "merged")
+    push = PI0FastPolicy.from_pretrained(tmp_path / "merged", robot="lab_push")
+    assert push.config.action_dim == 2
+    (saved / "robots" / "lab_push" / "tokenizers" / "action").rename(tmp_path / "own")
+    shutil.copytree(saved / "tokenizers" / "action", saved / "robots" / "lab_push" / "tokenizers" / "action")
+    with pytest.raises(PolicyError, match=r"chunks of 4 steps and 3 dimensions"):
+        merge_adapters(saved, tmp_path / "again")

@@ -30,12 +30,18 @@ from torch import Tensor, nn
 from pi0_fast.checkpoint import (
     DTYPES,
     LOCAL,
+    ROBOTS,
     Checkpoint,
     check_fingerprints,
     find_checkpoint,
     fingerprint_header,
+    fingerprints_of,
+    read_checkpoint,
+    robots,
     with_tokenizers,
     write_checkpoint,
+    write_parts,
+    write_robots,
 )
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
@@ -48,11 +54,9 @@ from pi0_fast.policy_config import (
     PI0FastConfig,
     read_details,
     read_json_object,
-    write_config,
     write_json,
 )
-from pi0_fast.processors import read_processors, write_processors
-from pi0_fast.text_tokenizer import BUILT_IN
+from pi0_fast.processors import read_processors
 from pi0_fast.train_config import PeftConfig
 from pi0_fast.types import PolicyError, UsageError
 
@@ -161,7 +165,13 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {_file_name(key): value for key, value in model.state_dict().items() if ".lora_" in key}
 
 
-def write_adapters(directory: Path, policy: PI0FastPolicy, options: PeftConfig, base: str) -> None:
+def write_adapters(
+    directory: Path,
+    policy: PI0FastPolicy,
+    options: PeftConfig,
+    base: str,
+    others: Mapping[str, Checkpoint] | None = None,
+) -> None:
     """Write the two files of the adapters into an existing directory.
 
     Raises:
@@ -181,30 +191,33 @@ def write_adapters(directory: Path, policy: PI0FastPolicy, options: PeftConfig, 
         "bias": "none",
         "target_modules": modules,
     }
-    header = fingerprint_header(policy.checkpoint().fingerprints())
+    header = fingerprint_header({**policy.checkpoint().fingerprints(), **fingerprints_of(others or {})})
     write_tensors(directory / ADAPTER_FILE, _tensors(policy.model), header)
     write_json(directory / ADAPTER_CONFIG, content, indent=2)
 
 
-def write_adapter_checkpoint(directory: Path, policy: PI0FastPolicy, options: PeftConfig, base: str) -> None:
+def write_adapter_checkpoint(
+    directory: Path,
+    policy: PI0FastPolicy,
+    options: PeftConfig,
+    base: str,
+    others: Mapping[str, Checkpoint] | None = None,
+    name: str = "",
+) -> None:
     """Write everything of a checkpoint but the weights, and the adapters, into an existing directory.
+
+    Of several datasets `others` and `name` are as in `checkpoint.write_files`.
 
     Its config.json says ``use_peft``, so that nobody takes it for a complete one.
 
     Raises:
         OSError: it cannot be written.
     """
-    parts = policy.checkpoint()
-    config = parts.config
-    if config.text_tokenizer_name == BUILT_IN:
-        config = replace(config, text_tokenizer_name=LOCAL["text_tokenizer"])
-    parts.text_tokenizer.save(directory / LOCAL["text_tokenizer"])
-    parts.action_tokenizer.save_pretrained(directory / LOCAL["action_tokenizer"])
-    write_config(directory, config, {"architecture": policy.model.architecture.to_json(), **LOCAL})
+    write_parts(directory, policy.checkpoint(), {ROBOTS: [name, *others]} if others else {})
+    write_robots(directory, others or {})
     content = {**read_json_object(directory / CONFIG_FILE), "use_peft": True}
     write_json(directory / CONFIG_FILE, content, indent=4)
-    write_processors(directory, config, parts.processors)
-    write_adapters(directory, policy, options, base)
+    write_adapters(directory, policy, options, base, others)
 
 
 @dataclass(frozen=True)
@@ -308,7 +321,10 @@ def merge_adapters(directory: str | Path, target: str | Path) -> None:
     policy = read_base_policy(folder, read_adapter_config(folder), adapters, "cpu")
     add_adapters(policy.model, _with_targets(adapters), seed=0)
     load_adapters(policy.model, adapters.tensors, str(folder))
-    write_checkpoint(Path(target), merged_checkpoint(policy))
+    names = robots(folder)
+    others = {name: read_checkpoint(folder, robot=name, model=policy.model) for name in names[1:]}
+    check_fingerprints(folder, fingerprints_of(others), folder / ADAPTER_FILE)
+    write_checkpoint(Path(target), merged_checkpoint(policy), others=others, name=names[0] if names else "")
 
 
 def merged_checkpoint(policy: PI0FastPolicy) -> Checkpoint:

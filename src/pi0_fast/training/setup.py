@@ -30,12 +30,12 @@ from pi0_fast.checkpoint import (
     ROBOTS,
     check_fingerprints,
     find_checkpoint,
+    fingerprints_of,
     normalization_fingerprint,
     read_checkpoint,
     robots,
     with_tokenizers,
     write_files,
-    write_robots,
 )
 from pi0_fast.data.reader import LeRobotReader, open_dataset
 from pi0_fast.display import say, warn
@@ -181,10 +181,9 @@ class Run:
         base = str(self.config.policy.path or self.config.policy.pretrained_path)
         if peft.merge:
             write_files(directory, lora.merged_checkpoint(policy), others=others, name=self.member.name)
-            lora.write_adapters(directory, policy, peft, base)  # for going on
+            lora.write_adapters(directory, policy, peft, base, others)  # for going on
         else:
-            lora.write_adapter_checkpoint(directory, policy, peft, base)
-            write_robots(directory, others)
+            lora.write_adapter_checkpoint(directory, policy, peft, base, others, self.member.name)
 
     def push(self, repo_id: str, *, private: bool) -> str:
         """Upload the policy's files to the hub, and return the address of the commit."""
@@ -840,6 +839,8 @@ def _resumed_robot(settled: PI0FastConfig, start: _Start, name: str, model: Pali
     stored = read_config(start.folder / ROBOTS / name)
     changed = {item: getattr(settled, item) for item in _changes(settled, stored)}
     parts = read_checkpoint(start.folder, robot=name, model=model, overrides=changed)
+    if (start.folder / lora.ADAPTER_FILE).is_file():
+        check_fingerprints(start.folder, fingerprints_of({name: parts}), start.folder / lora.ADAPTER_FILE)
     return PI0FastPolicy(parts.config, model, parts.processors, parts.text_tokenizer, parts.action_tokenizer)
 
 
