@@ -196,7 +196,7 @@ def test_cameras_and_sizes_are_those_of_the_policy() -> None:
     assert (env.cameras, env.image_size) == (["top"], [32, 32])
     assert specs[0].cameras == {"observation.images.top": (32, 32)}
     env, specs = fitted_environment(new_policy(cameras=2), EnvConfig(type="toy", task="reach-green", image_size=16))
-    assert (env.cameras, env.image_size) == (None, 16)
+    assert (env.cameras, env.image_size) == (["top", "hand"], 16)
     assert set(specs[0].cameras.values()) == {(16, 16)}
 
 
@@ -210,6 +210,20 @@ def test_a_renamed_camera_is_found() -> None:
     (result,) = run(policy, env, [100_001], batch_size=1)
     assert result.end == TIME
     assert not [name for name in policy.counts if name.startswith(("missing", "unused"))]
+
+
+def test_with_a_map_the_policy_does_without_cameras_that_there_are_not() -> None:
+    images = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 32]} for name in ("base", "right")}
+    state = {"observation.state": {"type": "STATE", "shape": [2]}}
+    policy = new_policy(input_features={**images, **state})
+    names = {"observation.images.top": "observation.images.base"}
+    processors = policy.preparation.processors
+    policy.preparation.processors = processors.with_rename_map(names, policy.config)
+    env, _ = fitted_environment(policy, EnvConfig(type="toy", task="reach-green", max_steps=4))
+    assert env.cameras == ["top"]
+    (result,) = run(policy, env, [100_001])
+    assert result.end == TIME
+    assert policy.counts["missing observation.images.right"] == 1
 
 
 def inputs(cameras: dict[str, list[int]], state: int = 2) -> dict[str, Any]:

@@ -96,3 +96,32 @@ def test_the_page_of_recording(
         name, *arguments = shlex.split(block.replace("\\\n", " "))[1:]
         command = COMMANDS[name]
         command.parse(command.config_class, arguments, "pi0-fast").validate()
+
+
+def test_the_page_of_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("av")
+    from pi0_fast.cli import main
+    from pi0_fast.eval_config import EvalConfig, parse_eval
+
+    monkeypatch.chdir(tmp_path)
+    text = (REPOSITORY / "docs/evaluate.md").read_text()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for kind, block in re.findall(r"^```(python|bash)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            if kind == "python":
+                exec(compile(block, "docs/evaluate.md", "exec"), {})
+            else:
+                arguments = shlex.split(block.replace("\\\n", " "))[1:]
+                assert main([*arguments]) == 0, capsys.readouterr().err
+    finally:
+        torch.set_num_threads(threads)
+    printed = capsys.readouterr().out
+    assert "of 8 succeeded, 95 % interval [" in printed
+    assert "6 of each task, seeds 100000 to 100005" in printed
+    assert "B less A, on the same seeds" in printed
+    (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    parse_eval(EvalConfig, shlex.split(block.replace("\\\n", " "))[2:], "pi0-fast eval").validate()

@@ -58,15 +58,10 @@ def fitted_environment(policy: PI0FastPolicy, environment: EnvConfig) -> tuple[E
         sizes = {config.expected_inputs[key].shape[1:] for key in _cameras(config)}
         if len(sizes) == 1:
             chosen = dataclasses.replace(chosen, image_size=list(sizes.pop()))
-    specs = _specs(chosen, looked_at)
     if environment.cameras is None:
-        cameras = _wanted_cameras(config, renames, specs[0])
-        if set(cameras) != set(specs[0].cameras):
-            wanted = dataclasses.replace(chosen, cameras=[key.removeprefix(IMAGES) for key in cameras])
-            try:
-                specs, chosen = _specs(wanted, looked_at), wanted
-            except SimulatorError as error:
-                raise PolicyError(_camera_advice(config, renames, specs[0], str(error))) from error
+        chosen, specs = _with_cameras(config, renames, chosen, looked_at)
+    else:
+        specs = _specs(chosen, looked_at)
     for spec in specs:
         check_fit(config, renames, spec)
     return chosen, specs
@@ -93,16 +88,26 @@ def _cameras(config: PI0FastConfig) -> list[str]:
     return [key for key in config.image_keys if key in config.input_features]
 
 
-def _wanted_cameras(config: PI0FastConfig, renames: Mapping[str, str], spec: SimulatorSpec) -> list[str]:
-    """The simulator's names of the policy's cameras; its usual ones where the policy's names say nothing of them."""
+def _with_cameras(
+    config: PI0FastConfig, renames: Mapping[str, str], environment: EnvConfig, tasks: Sequence[str]
+) -> tuple[EnvConfig, tuple[SimulatorSpec, ...]]:
+    """The environment with the policy's cameras; with its usual ones where the policy's names say nothing of them."""
     sources = {target: source for source, target in renames.items()}
     wanted = [sources.get(key, key) for key in _cameras(config)]
-    usual = [key for key in wanted if key in spec.cameras]
-    if renames and usual:  # the map says which cameras there are
-        return usual
     if not wanted or not all(key.startswith(IMAGES) for key in wanted):
-        return list(spec.cameras)
-    return wanted
+        return environment, _specs(environment, tasks)
+    chosen = dataclasses.replace(environment, cameras=[key.removeprefix(IMAGES) for key in wanted])
+    try:
+        return chosen, _specs(chosen, tasks)
+    except SimulatorError as error:
+        reason = str(error)
+    specs = _specs(environment, tasks)  # where that fails too, the cameras are not to blame
+    there = [key for key in wanted if key in specs[0].cameras]
+    if not (renames and there):
+        raise PolicyError(_camera_advice(config, renames, specs[0], reason))
+    # The map says which cameras there are; the policy does without the others.
+    chosen = dataclasses.replace(environment, cameras=[key.removeprefix(IMAGES) for key in there])
+    return chosen, _specs(chosen, tasks)
 
 
 def _camera_advice(config: PI0FastConfig, renames: Mapping[str, str], spec: SimulatorSpec, reason: str) -> str:
