@@ -142,3 +142,24 @@ def test_the_command(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "lab/push" in printed
     assert "held-out tokens" in printed
     assert FastTokenizer.from_pretrained(tmp_path / "t").vocab_size <= 200
+
+
+def test_one_vocabulary_for_recorded_robots(shared: Path, tmp_path: Path) -> None:
+    """An arm of 6 joints and a humanoid of 26: beside what each needs with a tokenizer of its own."""
+    roots = [str(shared / "data" / name) for name in ("so101_record_test_v30", "g1_inspire_v21")]
+    common = {"action_horizon": 20, "sample_fraction": 0.1, "vocab_size": 1024}
+    both = train_tokenizer(
+        TokenizerTrainingConfig(
+            repo_id=["local/so101", "local/g1"], root=roots, weights=[1, 1], output_dir=str(tmp_path / "both"), **common
+        )
+    )
+    parts = both.metadata["datasets"]
+    assert [part["total_encoded_dims"] for part in parts] == [6, 26]
+    assert [part["share"] for part in parts] == [0.5, 0.5]
+    for number, root in enumerate(roots):
+        own = train_tokenizer(
+            TokenizerTrainingConfig(repo_id="local/own", root=root, output_dir=str(tmp_path / f"own{number}"), **common)
+        )
+        alone, shared_one = own.metadata["held_out"], parts[number]["held_out"]
+        assert shared_one["tokens"]["mean_token_length"] < 1.3 * alone["tokens"]["mean_token_length"]
+        assert shared_one["normalized_rmse"] == pytest.approx(alone["normalized_rmse"], rel=0.25)

@@ -394,3 +394,49 @@ def test_adapters_of_a_mixture(made: Run, home: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "tokenizers" / "action", saved / "robots" / "lab_push" / "tokenizers" / "action")
     with pytest.raises(PolicyError, match=r"chunks of 4 steps and 3 dimensions"):
         merge_adapters(saved, tmp_path / "again")
+
+
+def test_a_recorded_humanoid_trains_with_another_robot(shared: Path, home: Path, tmp_path: Path) -> None:
+    """26 dimensions and a video (v2.1) beside two joints, each in its own units."""
+    recorded = shared / "data" / "g1_inspire_video_v21"
+    made = run(
+        home,
+        tmp_path / "out",
+        **{"dataset.root": json.dumps([str(recorded), str(home / "other")]), "dataset.weights": "[1, 1]"},
+        **{"dataset.repo_id": '["local/g1","lab/push"]', "policy.tokenizer_max_length": 400},
+        batch_size=4,
+    )
+    assert [each.policy.config.action_dim for each in made.datasets] == [26, 2]
+    with made.batches(7, 8) as batches:
+        joined = next(batches)
+    assert joined.dataset_of_row is not None
+    assert set(joined.dataset_of_row.tolist()) == {0, 1}
+    loss, info = made.policy(joined)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert bool((info["dataset_losses"] > 0).all())
+    cameras = [{each.columns.policy_name(key) for key in each.columns.cameras} for each in made.datasets]
+    assert not cameras[0] & cameras[1]
+    for row, number in enumerate(joined.dataset_of_row.tolist()):
+        seen = {name for name, valid in zip(joined.cameras, joined.camera_valid[row], strict=True) if valid}
+        assert seen == cameras[number]
+
+
+def test_a_dataset_without_cameras_is_refused(home: Path, tmp_path: Path) -> None:
+    with LeRobotWriter(
+        tmp_path / "blind",
+        fps=10,
+        features={
+            "observation.state": {"dtype": "float32", "shape": [2]},
+            "action": {"dtype": "float32", "shape": [2]},
+        },
+    ) as writer:
+        values = np.zeros((12, 2), np.float32)
+        writer.add_episode({"observation.state": values, "action": values}, task="push")
+    flags = {
+        "dataset.root": json.dumps([str(home / "data"), str(tmp_path / "blind")]),
+        "dataset.state_key": "observation.state",
+        "dataset.action_key": "action",
+    }
+    with pytest.raises(UsageError, match=r"lab/push has no camera, but the policy looks at observation.images.top"):
+        run(home, tmp_path / "out", **flags)
