@@ -60,6 +60,8 @@ from pi0_fast.model.paligemma import PaliGemma
 from pi0_fast.model.siglip import EncoderLayer
 from pi0_fast.model.weights import initialize
 from pi0_fast.policy_config import PI0FastConfig
+from pi0_fast.train_config import PeftConfig
+from pi0_fast.training.lora import add_adapters
 from pi0_fast.training.optimizer import Optimizer
 
 PARTS = ("layers", "traffic", "time", "peak", "tables")
@@ -266,12 +268,17 @@ def training_step(model: PaliGemma, load: Load) -> Callable[[int], Tensor]:
     return step
 
 
-def check_peak(dtype: str, checkpointing: bool, load: Load = SMALL_LOAD) -> tuple[float, float]:
-    """Most bytes of tensors at one time in the second training step of a small model: counted, and by the formula."""
+def check_peak(dtype: str, checkpointing: bool, load: Load = SMALL_LOAD, rank: int = 0) -> tuple[float, float]:
+    """Most bytes of tensors at one time in the second training step of a small model: counted, and by the formula.
+
+    rank: of adapters that are trained alone, which needs peft; 0 trains everything.
+    """
     model = initialize(SMALL, {"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
     model.gradient_checkpointing = checkpointing
+    if rank:
+        add_adapters(model, PeftConfig(r=rank), seed=0)
     step = training_step(model, load)
-    said = training_memory(SMALL, load, Training(dtype, checkpointing))
+    said = training_memory(SMALL, load, Training(dtype, checkpointing, rank))
     step(0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         step(1)
@@ -309,6 +316,22 @@ def memory_table(sizes: Architecture, load: Load) -> list[str]:
     for name, how in cases:
         lines.append(_memory_row(f"{name}, {load.rows} rows", training_memory(sizes, load, how)))
     return lines
+
+
+def short_memory_table(sizes: Architecture) -> list[str]:
+    """Rows of markdown for the README: GB of one GPU at 8 and at 32 rows of two cameras."""
+    lines = ["| gemma_2b in bfloat16, two cameras | GB per GPU |", "| --- | --- |"]
+    lines.append(f"| inference | {_peak_gb(inference_memory(sizes, Load()))} |")
+    cases = [("LoRA (r=16)", Training(rank=16)), ("full fine-tuning", Training())]
+    cases += [(f"full fine-tuning, FSDP over {n} GPUs", Training(gpus=n)) for n in GPU_COUNTS[1:]]
+    for name, how in cases:
+        few, many = (_peak_gb(training_memory(sizes, Load(rows=rows), how)) for rows in (8, 32))
+        lines.append(f"| {name}, checkpointing, 8 / 32 rows per GPU | {few} / {many} |")
+    return lines
+
+
+def _peak_gb(memory: Memory) -> str:
+    return f"{(memory.peak + CONTEXT_BYTES) / 1e9:.0f}"
 
 
 def _memory_row(name: str, memory: Memory) -> str:

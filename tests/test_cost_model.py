@@ -14,12 +14,13 @@ torch = pytest.importorskip("torch")
 from pi0_fast.model.architecture import Architecture, TextSizes, VisionSizes  # noqa: E402
 from pi0_fast.model.paligemma import PaliGemma  # noqa: E402
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+REPOSITORY = Path(__file__).resolve().parents[1]
+SMALL = Architecture(VisionSizes(64, 2, 2, 128, 56, 14), TextSizes(128, 8, 512, 4, 1, 32, vocab_size=4096))
 
 
 @pytest.fixture
 def scaling(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield importlib.import_module("scaling")
@@ -73,10 +74,19 @@ def test_a_wrong_formula_ends_the_run(scaling: ModuleType, monkeypatch: pytest.M
 def test_the_peak_of_a_training_step(
     scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, dtype: str, checkpointing: bool
 ) -> None:
-    small = Architecture(VisionSizes(64, 2, 2, 128, 56, 14), TextSizes(128, 8, 512, 4, 1, 32, vocab_size=4096))
-    monkeypatch.setattr(scaling, "SMALL", small)
+    monkeypatch.setattr(scaling, "SMALL", SMALL)
     counted, said = scaling.check_peak(dtype, checkpointing, scaling.Load(rows=8, cameras=2, prompt=16, target=16))
     assert counted == pytest.approx(said, rel=0.1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_peak_with_adapters(scaling: ModuleType, monkeypatch: pytest.MonkeyPatch, checkpointing: bool) -> None:
+    pytest.importorskip("peft")
+    monkeypatch.setattr(scaling, "SMALL", SMALL)
+    load = scaling.Load(rows=8, cameras=2, prompt=16, target=16)
+    counted, said = scaling.check_peak("bfloat16", checkpointing, load, rank=4)
+    # What frozen norms need not keep is left out of the formula.
+    assert counted == pytest.approx(said, rel=0.05 if checkpointing else 0.2)
 
 
 def test_traffic_is_what_operations_read_and_write(scaling: ModuleType) -> None:
@@ -148,3 +158,12 @@ def test_tables_leave_out_what_does_not_fit(scaling: ModuleType) -> None:
     cells = [cell.strip() for cell in full.split("|")[2:-1]]
     assert cells[:2] == ["-", "-"]  # 24 and 48 GB
     assert all(cell.endswith(" s") for cell in cells[2:])
+
+
+def test_the_page_shows_what_the_script_prints(scaling: ModuleType) -> None:
+    page = (REPOSITORY / "docs/scaling.md").read_text()
+    for line in scaling.tables(scaling.Load(rows=32), scaling.TRAFFIC):
+        assert line in page, line
+    readme = (REPOSITORY / "README.md").read_text()
+    for line in scaling.short_memory_table(Architecture.variant("gemma_2b")):
+        assert line in readme, line
