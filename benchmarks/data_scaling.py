@@ -26,8 +26,8 @@ from pi0_fast.data import LeRobotReader, LeRobotWriter, open_dataset
 from pi0_fast.data.cameras import Cameras
 from pi0_fast.training.frames import FrameDataset
 
-#: What `train-tokenizer` fits on at most (its flag max_chunks).
-FIT_CHUNKS = 100_000
+#: What `train-tokenizer` fits on at most (the default of its flag max_chunks).
+FIT_CHUNKS = 200_000
 #: Frames that are decoded for a rate.
 DECODED = 64
 

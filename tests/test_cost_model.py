@@ -167,3 +167,29 @@ def test_the_page_shows_what_the_script_prints(scaling: ModuleType) -> None:
     readme = (REPOSITORY / "README.md").read_text()
     for line in scaling.short_memory_table(Architecture.variant("gemma_2b")):
         assert line in readme, line
+
+
+def test_data_at_scale(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    data_scaling = importlib.import_module("data_scaling")
+    data_scaling.make_dataset(tmp_path / "made")
+    rates = data_scaling.measure(tmp_path / "made", 20)
+    assert (rates.fps, rates.cameras) == (30, 1)
+    # 14 + 14 float32 and a few numbers of a frame; on disk two of float32 or their dictionary, with six more columns.
+    assert 2 * 14 * 4 <= rates.held_bytes < 2 * 14 * 4 + 100
+    assert 2 * 14 * 4 <= rates.number_bytes < 1000
+    assert rates.video_bytes == pytest.approx(
+        sum(path.stat().st_size for path in (tmp_path / "made/videos").rglob("*.mp4")) / 160
+    )
+    lines = data_scaling.table(
+        data_scaling.Rates(10, 2, 100, 1e4, 200, 400, 100, 1e5, 2e4, 30.0), hours=1000, rows_per_s=50
+    )
+    cells = dict([cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:])
+    assert cells["frames"] == "36,000,000"
+    assert cells["disk, numbers"] == "4 GB"
+    assert cells["disk, video"] == "0.7 TB"
+    assert cells["memory of a training process, numbers"] == "7 GB"
+    assert cells["decoding every picture once, in random order"] == "200.0 core hours"
+    assert cells["reading all numbers"] == "360.0 s of one core"
+    assert cells["cores that decode for 50 rows/s"] == "1.0"
