@@ -174,6 +174,28 @@ def test_metaworld_experts_succeed_and_episodes_depend_on_the_seed_alone(task: s
 
 
 @needs("metaworld")
+@pytest.mark.usefixtures("_can_render")
+def test_metaworld_shows_the_object_where_it_is_from_the_first_picture_on() -> None:
+    """Not where it was in the episode before: only the hand moves in the first step, by some millimetres."""
+    simulator = sims.make("metaworld", "drawer-open-v3", image_size=64, fast_rendering=True)
+    first = {}
+    for seed in (3, 4, 3):
+        simulator.reset(seed)
+        before, seen = simulator.render(CORNER), simulator.expert()
+        assert seen is not None
+        action = seen()
+        simulator.step(np.zeros(4))
+        after = simulator.render(CORNER)
+        assert np.abs(before.astype(int) - after).mean() < 0.5
+        if seed in first:
+            assert np.array_equal(before, first[seed][0])
+            assert np.array_equal(action, first[seed][1])
+        first[seed] = before, action
+    assert np.abs(first[3][0].astype(int) - first[4][0]).mean() > 1
+    simulator.close()
+
+
+@needs("metaworld")
 def test_metaworld_describes_itself() -> None:
     simulator = sims.make("metaworld", "drawer-open-v3", cameras=["behindGripper"], image_size=(48, 64), max_steps=9)
     spec = simulator.spec
@@ -218,6 +240,7 @@ def test_metaworld_images_are_upright_and_fast_ones_show_the_same() -> None:
 @needs("metaworld")
 @pytest.mark.usefixtures("_can_render")
 def test_metaworld_pictures_are_the_packages_own() -> None:
+    import mujoco
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
     simulator = sims.make("metaworld", "drawer-open-v3", cameras=["corner4", "behindGripper"], image_size=64)
@@ -231,6 +254,7 @@ def test_metaworld_pictures_are_the_packages_own() -> None:
         theirs._set_task_called, theirs._freeze_rand_vec, theirs.seeded_rand_vec = True, False, True
         theirs.seed(3)
         theirs.reset()
+        mujoco.mj_forward(theirs.model, theirs.data)  # as ours: see the test of the first picture
         assert np.array_equal(np.rot90(theirs.render(), turn), seen[key])
         theirs.close()
     simulator.close()

@@ -121,7 +121,11 @@ class MetaWorldSimulator:
         """Object and goal at random places of the seed."""
         self._episode.begin(seed)
         self._environment.seed(int(seed))  # reset(seed=) is ignored there
-        self._seen, _ = self._environment.reset()
+        self._environment.reset()
+        # Meta-World moves the object last, and computes where its parts are with the first step only: until then
+        # pictures and what the expert sees would be those of the episode before.
+        load("mujoco", "metaworld").mj_forward(self._environment.model, self._environment.data)
+        self._seen = self._environment._get_obs()
 
     def step(self, action: np.ndarray) -> StepResult:
         """One control step; `info` has Meta-World's own measures."""
