@@ -95,7 +95,7 @@ def test_one_process_goes_on_with_what_two_began(folder: Path, one: Path) -> Non
     output = folder / "two_then_one"
     began = tiny_runs.arguments(folder, output, batch_size=2, **FLAGS)
     stopping = {0: (OPTIMIZER, "Optimizer.step", 6, "before")}
-    stopped, other = tiny_processes.run(began, at=stopping, signal=signals.SIGTERM)
+    stopped, other = tiny_processes.run(began, at=stopping, number=signals.SIGTERM)
     assert (stopped.returncode, other.returncode) == (0, 0), stopped.stderr + other.stderr
     assert "stopped after step 6; go on with" in stopped.stdout
     resumed = tiny_runs.run(["train", "--resume=true", f"--output_dir={output}", "--batch_size=4"])
@@ -137,7 +137,7 @@ def sharded(folder: Path) -> Path:
     """The run of two processes with a part of the weights each, stopped after step 6."""
     line = tiny_runs.arguments(folder, folder / "sharded", batch_size=2, distributed="fsdp", **FLAGS)
     stopping = {1: (OPTIMIZER, "Optimizer.step", 6, "before")}
-    ended = tiny_processes.run(line, at=stopping, signal=signals.SIGTERM)
+    ended = tiny_processes.run(line, at=stopping, number=signals.SIGTERM)
     assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
     assert "2 processes (fsdp)" in ended[0].stdout
     state = folder / "sharded/checkpoints/000006/training_state"

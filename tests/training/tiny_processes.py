@@ -6,6 +6,7 @@ What is not here: any assertion.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -38,17 +39,17 @@ def start(
     lines: Sequence[list[str]],
     *,
     at: Mapping[int, tuple[str, str, int, str]] | None = None,
-    signal: int = 9,
+    number: int = signal.SIGKILL,
     extra: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[str]]:
     """One process for each command line; `at`: which of them get a signal when, as in `tiny_runs.run`."""
     port = free_port()
     started = []
     for rank, line in enumerate(lines):
-        module, name, number, when = (at or {}).get(rank, ("", "", 0, ""))
+        module, name, calls, when = (at or {}).get(rank, ("", "", 0, ""))
         started.append(
             subprocess.Popen(
-                [sys.executable, "-c", tiny_runs.DRIVER, module, name, str(number), when, str(signal), *line],
+                [sys.executable, "-c", tiny_runs.DRIVER, module, name, str(calls), when, str(number), *line],
                 env=environment(rank, len(lines), port, extra),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -70,7 +71,7 @@ def wait(started: list[subprocess.Popen[str]]) -> list[Done]:
     finally:
         for process in started:
             if process.poll() is None:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)  # and those that load data
                 process.communicate()
     return ended
 

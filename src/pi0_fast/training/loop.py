@@ -94,7 +94,8 @@ def _train(config: TrainConfig, processes: Processes) -> TrainingResult:
     check_outputs(config)
     run = set_up(config)
     processes.launch.check_dtype(run.policy.config.dtype)
-    processes.check_same(_fundamentals(run))
+    if processes.count > 1:
+        processes.check_same(_fundamentals(run))
     _say_processes(config, processes)
     loop = _Loop(run, processes)
     if not config.resume and processes.first:
@@ -107,6 +108,7 @@ def _agreed(config: TrainConfig, processes: Processes) -> TrainConfig:
     """The same output directory and checkpoint everywhere: one depends on the time, the other on the disk."""
     if processes.count == 1:
         return config
+    processes.check_same(_flags(config.to_json()))
     checkpoint = config.checkpoint
     if config.resume and checkpoint is None and processes.first:
         checkpoint = newest_checkpoint(config.output_path)
@@ -116,12 +118,30 @@ def _agreed(config: TrainConfig, processes: Processes) -> TrainConfig:
     return agreed
 
 
+#: What may differ between machines.
+_OF_A_MACHINE = (
+    *("dataset.root", "dataset.cache_dir", "policy.path", "policy.pretrained_path", "policy.fast_tokenizer_cache_dir"),
+    *("output_dir", "num_workers", "prefetch_factor"),
+)
+
+
+def _flags(content: dict[str, Any], group: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, dict):
+            found |= _flags(value, f"{group}{name}.")
+        elif f"{group}{name}" not in _OF_A_MACHINE:
+            found[f"--{group}{name}"] = value
+    return found
+
+
 def _fundamentals(run: Run) -> dict[str, Any]:
     """What all processes of a run must have in common; a difference would be trained on in silence."""
     config, preparation = run.policy.config, run.policy.preparation
     settings = json.dumps(asdict(config), sort_keys=True, default=str)
     return {
-        "training frames": len(run.train_frames),
+        **run.conditions(),
+        "states and actions of the dataset (sha256)": run.data_digest,
         "torch": torch.__version__,
         "pi0-fast": __version__,
         "settings of the policy (sha256)": hashlib.sha256(settings.encode()).hexdigest()[:12],

@@ -110,11 +110,12 @@ class Processes:
         """
         every = self.gather(dict(what))
         for rank, other in enumerate(every):
-            for name, value in every[0].items():
-                if other[name] != value:
+            for name in sorted({*every[0], *other}):
+                first, own = every[0].get(name), other.get(name)
+                if own != first:
                     raise PolicyError(
-                        f"process {rank} has {name} {other[name]!r}, process 0 has {value!r}: all processes need the "
-                        "same dataset, checkpoint, tokenizer and versions"
+                        f"process {rank} has {name} {own!r}, process 0 has {first!r}: all processes need the same "
+                        "flags, dataset, checkpoint, tokenizer and versions"
                     )
 
     @contextmanager

@@ -22,6 +22,7 @@ import os
 import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -123,7 +124,9 @@ class _Sharded(_Stored):
 
     def fill(self, targets: Mapping[str, Tensor]) -> None:
         # Each process reads what it needs, and nothing has to be agreed upon.
-        load(dict(targets), storage_reader=FileSystemReader(self._folder), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as it was asked for
+            load(dict(targets), storage_reader=FileSystemReader(self._folder), no_dist=True)
 
 
 def stored_shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size:
