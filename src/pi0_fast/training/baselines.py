@@ -26,7 +26,7 @@ ERRORS = {
 }
 
 
-def mean_action(processors: PolicyProcessors, wanted: FloatArray, states: FloatArray) -> FloatArray:
+def mean_action(processors: PolicyProcessors, wanted: npt.NDArray[Any], states: FloatArray) -> FloatArray:
     """The mean of the training data as the prediction of every chunk.
 
     Args:
@@ -44,7 +44,7 @@ def mean_action(processors: PolicyProcessors, wanted: FloatArray, states: FloatA
     return chunks if processors.relative is None else processors.relative.to_absolute(chunks, states)
 
 
-def held_action(wanted: FloatArray) -> FloatArray:
+def held_action(wanted: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Each chunk's own first action at all of its steps: [B, H, D]."""
     return np.broadcast_to(wanted[:, :1], wanted.shape)
 
