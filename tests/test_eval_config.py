@@ -42,7 +42,7 @@ def test_the_documented_command_of_lerobot_is_read() -> None:
 def test_overrides_are_fields_of_the_policy() -> None:
     policy_config = pytest.importorskip("pi0_fast.policy_config")
     known = {item.name for item in fields(policy_config.PI0FastConfig)}
-    own = {"path", "type", "pretrained_revision", "architecture", "device", "dtype", "gradient_checkpointing"}
+    own = {"path", "type", "pretrained_revision", "robot", "architecture", "device", "dtype", "gradient_checkpointing"}
     assert {item.name for item in fields(EvalPolicyOptions)} - own <= known
     given = parsed("--policy.path=a", "--policy.n_action_steps=10", "--policy.constrained=false", *ENV)
     assert given.policy.overrides() == {"n_action_steps": 10, "constrained": False}

@@ -238,6 +238,30 @@ def test_nothing_is_overwritten_and_nothing_else_gone_on_with(stand_ins: dict[st
         evaluated("--resume", f"--output_dir={tmp_path / 'out'}")
 
 
+def test_what_was_said_of_the_policy_reaches_it(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def load(path: str, **given: Any) -> Any:
+        seen.update(given, path=path)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PI0FastPolicy, "from_pretrained", load)
+    flags = {"robot": "b", "device": "cpu", "dtype": "float32", "pretrained_revision": "v1", "temperature": 0.5}
+    argv = [f"--policy.{name}={value}" for name, value in flags.items()]
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(f"--policy.path={checkpoint}", *argv, "--env.type=toy", "--env.task=reach-green", "--rename_map={}")
+    assert seen == {
+        "path": str(checkpoint),
+        "revision": "v1",
+        "robot": "b",
+        "device": "cpu",
+        "dtype": "float32",
+        "architecture": None,
+        "overrides": {"temperature": 0.5},
+        "rename_map": {},
+    }
+
+
 def test_a_policy_of_another_robot_writes_nothing(tmp_path: Path) -> None:
     from tiny_policies import new_policy as of_another_robot
 

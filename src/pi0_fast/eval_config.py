@@ -40,6 +40,12 @@ class EvalPolicyOptions:
     path: str | None = option(None, group=_POLICY, help="Checkpoint: directory or Hub id.", shown="none")
     type: str | None = _as_in_training("type", shown="none")
     pretrained_revision: str | None = _as_in_training("pretrained_revision", shown="the main branch")
+    robot: str | None = option(
+        None,
+        group=_POLICY,
+        help="Of a policy that was trained on several datasets the one whose names, units and action tokens are used.",
+        shown="the first",
+    )
     architecture: str | None = option(
         None,
         group=_POLICY,
@@ -85,7 +91,7 @@ class EvalPolicyOptions:
 
     def validate(self) -> None:
         """Refuse what no checkpoint could make right."""
-        for name in ("path", "pretrained_revision", "architecture", "device", "text_tokenizer_name"):
+        for name in ("path", "pretrained_revision", "robot", "architecture", "device", "text_tokenizer_name"):
             if getattr(self, name) is not None:
                 check_text(f"policy.{name}", getattr(self, name))
         for name, allowed in (
@@ -105,7 +111,9 @@ class EvalPolicyOptions:
 
 
 #: Options that are no fields of PI0FastConfig, or that are checked and then change nothing.
-_NOT_SETTINGS = ("path", "type", "pretrained_revision", "architecture", "device", "dtype", "gradient_checkpointing")
+_NOT_SETTINGS = (
+    *("path", "type", "pretrained_revision", "robot", "architecture", "device", "dtype", "gradient_checkpointing"),
+)
 
 
 @dataclass

@@ -150,6 +150,7 @@ def _load(config: EvalConfig, path: str) -> PI0FastPolicy:
     return PI0FastPolicy.from_pretrained(
         path,
         revision=options.pretrained_revision,
+        robot=options.robot,
         device=options.device,
         dtype=options.dtype,
         architecture=options.architecture,

@@ -42,7 +42,7 @@ def test_wilson_solves_the_score_equation(counts: tuple[int, int]) -> None:
 
 
 def test_paired_difference_as_published() -> None:
-    """Airway hyper-responsiveness before and after (Bentur 2009), in Fagerland, Lydersen and Laake (2014), table VII."""
+    """Airway hyper-responsiveness before and after (Bentur 2009), in Fagerland, Lydersen and Laake (2014)."""
     low, high = paired_difference(Paired(both=1, only_first=7, only_second=1, neither=12))
     assert (round(low, 3), round(high, 3)) == (-0.507, -0.026)
 
