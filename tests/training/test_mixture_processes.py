@@ -16,7 +16,8 @@ import tiny_runs
 from pi0_fast.training.metrics import read_metrics
 
 
-def test_two_processes_are_one_with_the_same_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+def test_two_processes_are_one_with_the_same_batch(tmp_path: Path, engine: str) -> None:
     """Losses in all and by dataset; one of the datasets lacks a camera, and some parts have rows of one only."""
     tiny_runs.build_dataset(tmp_path / "data")
     tiny_runs.write_architecture(tmp_path / "sizes.json")
@@ -25,7 +26,7 @@ def test_two_processes_are_one_with_the_same_batch(tmp_path: Path) -> None:
     flags |= {"max_eval_samples": 4, "dataset.whole_chunks": "true"}
     one = tiny_runs.run(test_mixture.line(tmp_path, tmp_path / "one", batch_size=4, **flags))
     assert one.returncode == 0, one.stderr
-    two = tiny_processes.run(test_mixture.line(tmp_path, tmp_path / "two", batch_size=2, **flags))
+    two = tiny_processes.run(test_mixture.line(tmp_path, tmp_path / "two", batch_size=2, distributed=engine, **flags))
     assert [each.returncode for each in two] == [0, 0], two[0].stderr + two[1].stderr
     lines = [read_metrics(tmp_path / name) for name in ("one", "two")]
     assert len(lines[0]) == len(lines[1]) == 4
