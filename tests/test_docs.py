@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -125,3 +128,25 @@ def test_the_page_of_evaluation(
     assert "B less A, on the same seeds" in printed
     (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     parse_eval(EvalConfig, shlex.split(block.replace("\\\n", " "))[2:], "pi0-fast eval").validate()
+
+
+@pytest.mark.slow
+def test_the_page_of_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes on a CPU, with the data of the page of training."""
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for block in blocks("docs/train.md")[:2]:
+        exec(compile(block, "docs/train.md", "exec"), {})
+    text = (REPOSITORY / "docs/train_on_several_gpus.md").read_text()
+    commands = re.findall(r"^```bash\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    assert len(commands) == 2
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    printed = ""
+    for command in commands:
+        done = subprocess.run(["bash", "-ec", command], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        printed += done.stdout
+    assert "2 processes (fsdp): 2 frames a process x 2 = 4 frames a step" in printed
+    assert "saved by 2 processes, and is gone on with by 1 process" in printed

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs")
 
 
-@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+@pytest.mark.parametrize("engine", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_killed_process_ends_the_others(folder: Path, engine: str) -> None:
     line = tiny_runs.arguments(folder, folder / engine, distributed=engine, **FLAGS)
     first, second = tiny_processes.run(line, at={1: STEP}, number=signals.SIGKILL)
@@ -35,6 +35,8 @@ def test_a_killed_process_ends_the_others(folder: Path, engine: str) -> None:
     assert first.returncode == 1
     assert "pi0-fast: error: another process has died, or cannot be reached" in first.stderr
     assert (folder / engine / "checkpoints/last").resolve().name == "000002"  # what was saved is there
+    tokenizers = [entry for entry in (folder / "tokenizers").iterdir() if not entry.name.startswith(".")]
+    assert len(tokenizers) == 1  # one of the processes made it
 
 
 def test_an_error_of_one_process_is_told_to_all(folder: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
+import tiny_processes  # noqa: E402
 from tiny_runs import arguments, weights, write_architecture  # noqa: E402
 
 import pi0_fast.training.simulation as module  # noqa: E402
@@ -79,6 +80,19 @@ def test_it_is_done_at_its_steps_and_changes_nothing(
         assert {task: part["episodes"] for task, part in line["tasks"].items()} == {"reach-green": 2, "reach-blue": 2}
     assert trained(folder, tmp_path / "without") == []
     assert weights(tmp_path / "with", 4) == weights(tmp_path / "without", 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_two_processes_share_the_episodes(folder: Path, tmp_path: Path, engine: str) -> None:
+    flags = {**TOY, "env_eval_freq": 4, "policy.optimizer_eps": 1e-4}
+    (alone,) = trained(folder, tmp_path / "one", **flags, batch_size=4)
+    line = arguments(folder, tmp_path / "two", **{**flags, "steps": 4, "batch_size": 2, "distributed": engine})
+    ended = tiny_processes.run(line)
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    (together,) = (line for line in read_metrics(tmp_path / "two") if line["kind"] == "simulation")
+    for name in ("episodes", "failed", "successes", "malformed"):
+        assert together.get(name) == alone.get(name), name
 
 
 def test_a_policy_that_does_not_fit_is_found_before_the_first_step(

@@ -422,7 +422,7 @@ class _Loop:
 
     def _simulate(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
         assert self._simulation is not None
-        with self._optimizer.averaged(), self._run.generating():
+        with self._final_weights(self._device), self._run.generating():
             values = self._simulation.measure(lambda: stop.asked)
         if values is None or metrics is None:
             return

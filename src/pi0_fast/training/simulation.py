@@ -19,7 +19,7 @@ from pi0_fast.sims import preflight
 from pi0_fast.simulation_config import FIRST_SEED
 from pi0_fast.train_config import TrainConfig
 from pi0_fast.training.processes import Processes
-from pi0_fast.types import SimulatorError, UsageError
+from pi0_fast.types import SimulatorError
 
 
 class Simulation:
@@ -29,15 +29,9 @@ class Simulation:
         """Look whether the policy fits the simulator, before the first step.
 
         Raises:
-            UsageError: the weights are in parts (FSDP), so that no process can act by itself.
             PolicyError: policy and simulator do not fit.
             SimulatorError: the simulator cannot be built.
         """
-        if processes.launch.engine == "fsdp":
-            raise UsageError(
-                "--env.type: with FSDP no process has all weights, so none can act in a simulator; leave it out, and "
-                "evaluate checkpoints with pi0-fast eval"
-            )
         preflight(str(config.env.type))
         self._policy, self._options, self._processes = policy, config.eval, processes
         self.environment, specs = fitted_environment(policy, config.simulation)

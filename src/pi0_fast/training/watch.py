@@ -59,7 +59,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer, and be no longer watched by a failure of this process' own."""
+        """Watch no longer, and give no more signs of life: what comes now takes no time."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(self._timeout_s)
