@@ -110,6 +110,7 @@ FROZEN: dict[str, Any] = {
     "prefetch_factor": 4,
     "seed": 1000,
     "cudnn_deterministic": False,
+    "allow_tf32": True,
     "distributed": None,
     "distributed_timeout_s": 60.0,
     "ema_decay": None,

@@ -619,6 +619,12 @@ class TrainConfig:
     prefetch_factor: int = option(4, group=_RUN, help="Batches that each of them holds ready.")
     seed: int = option(1000, group=_RUN, help="Seed of weights, order and transforms.")
     cudnn_deterministic: bool = option(False, group=_RUN, help="Only deterministic algorithms, which may be slower.")
+    allow_tf32: bool = option(
+        True,
+        group=_RUN,
+        help="On cuda, multiply float32 numbers (those of the vision tower) as TF32, with 10 bits instead of 23, "
+        "several times faster; as LeRobot.",
+    )
     distributed: str | None = option(
         None,
         group=_RUN,

@@ -574,3 +574,12 @@ def test_pictures_that_are_not_there(home: Path, tmp_path: Path) -> None:
 def test_cudnn_on_a_device_without_it(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(home, tmp_path / "out", cudnn_deterministic="true")
     assert "warning: --cudnn_deterministic changes nothing on cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("allowed", "shown"), [(True, "TF32"), (False, "float32")])
+def test_how_cuda_multiplies(monkeypatch: pytest.MonkeyPatch, allowed: bool, shown: str) -> None:
+    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(backend, "allow_tf32", not allowed)
+    decision = setup._settle_tf32(allowed)
+    assert (decision.value, "allow_tf32=false" in decision.why) == (shown, True)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)

@@ -225,6 +225,8 @@ def set_up(config: TrainConfig) -> Run:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         if device.type != "cuda":
             warn(f"--cudnn_deterministic changes nothing on {device.type}")
+    if device.type == "cuda":
+        decisions.append(_settle_tf32(config.allow_tf32))
     start = _Start.of(config)
     first, *others = _open_datasets(config, start)
     _check_pictures(config, [first, *others])
@@ -323,6 +325,13 @@ def choose_device(asked: str | None) -> torch.device:
             f"--policy.device={asked}: this machine has no such device; there is: {', '.join(present)}{number}"
         )
     return device
+
+
+def _settle_tf32(allowed: bool) -> Decision:
+    """How cuda multiplies float32 numbers."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    why = "faster by far; --allow_tf32=false: with all bits" if allowed else "--allow_tf32=false"
+    return Decision("products of float32", "TF32" if allowed else "float32", why)
 
 
 def _absent(device: torch.device) -> str:
