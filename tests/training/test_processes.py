@@ -204,3 +204,25 @@ def test_accelerate_launches_what_the_examples_say(folder: Path, engine: str) ->
     assert "which nothing here knows" not in done.stderr
     state = folder / f"accelerate_{engine}/checkpoints/last/training_state"
     assert (state / "optimizer_state").is_dir() == (engine == "fsdp2")
+
+
+@pytest.mark.slow
+def test_adapters_are_trained_by_two_processes_as_by_one(folder: Path, one: Path) -> None:
+    pytest.importorskip("peft")
+    flags = {"policy.optimizer_eps": 1e-4, "log_freq": 1, "save_freq": 0, "eval_freq": 4, "max_eval_samples": 4}
+    flags |= {"policy.path": one / "checkpoints/last/pretrained_model", "peft.r": 2, "peft.merge": "true"}
+    lines = []
+    for name, size in (("lora_one", 4), ("lora_two", 2)):
+        line = tiny_runs.arguments(folder, folder / name, batch_size=size, **flags)
+        lines.append(
+            [text for text in line if not text.startswith(("--policy.arch", "--policy.auto", "--policy.fast"))]
+        )
+        lines[-1] = [text for text in lines[-1] if not text.startswith("--policy.text")]
+    done = tiny_runs.run(lines[0])
+    assert done.returncode == 0, done.stderr
+    ended = tiny_processes.run(lines[1])
+    assert [each.returncode for each in ended] == [0, 0], ended[0].stderr + ended[1].stderr
+    assert_same_run(folder / "lora_one", folder / "lora_two")
+    refused = tiny_processes.run([*lines[1], "--distributed=fsdp"])
+    assert [each.returncode for each in refused] == [2, 2]
+    assert "--peft with --distributed=fsdp is not offered" in refused[0].stderr
