@@ -577,9 +577,12 @@ def test_cudnn_on_a_device_without_it(home: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(("allowed", "shown"), [(True, "TF32"), (False, "float32")])
-def test_how_cuda_multiplies(monkeypatch: pytest.MonkeyPatch, allowed: bool, shown: str) -> None:
-    for backend in (torch.backends.cuda.matmul, torch.backends.cudnn):
-        monkeypatch.setattr(backend, "allow_tf32", not allowed)
-    decision = setup._settle_tf32(allowed)
+def test_how_cuda_multiplies(allowed: bool, shown: str) -> None:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    try:
+        decision = setup._settle_tf32(allowed)
+        assert (matmul.allow_tf32, cudnn.allow_tf32) == (allowed, allowed)
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
     assert (decision.value, "allow_tf32=false" in decision.why) == (shown, True)
-    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (allowed, allowed)
