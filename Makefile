@@ -6,8 +6,8 @@ STAMP := $(VENV)/.installed
 
 .PHONY: demo test test-slow lint benchmarks clean
 
-demo: $(STAMP)  ## run the whole story on a simulated arm
-	$(BIN)/pi0-fast demo --overwrite
+demo: $(STAMP)  ## the whole story: record, fit, train and drive a policy in a simulator
+	$(BIN)/pi0-fast demo --overwrite $(DEMO_ARGS)
 
 test: $(STAMP) lint  ## lint, types and tests
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -26,7 +26,7 @@ benchmarks: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,policy,lora]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,policy,lora,metaworld]"
 	touch $@
 
 clean:
