@@ -40,7 +40,7 @@ SIZES = {
 @pytest.mark.slow
 def test_real_video_is_learned_to_the_tokenizers_error(shared: Path, tmp_path: Path) -> None:
     (tmp_path / "tiny.json").write_text(json.dumps(SIZES))
-    command = f"""train --dataset.repo_id=g1 --dataset.root={shared / "data/g1_inspire_video_v21"} 
+    command = f"""train --dataset.repo_id=g1 --dataset.root={shared / "data/g1_inspire_video_v21"}
         --dataset.episodes=[0]
         --dataset.cache_dir={tmp_path / "frames"} --policy.type=pi0_fast --policy.architecture={tmp_path / "tiny.json"}
         --policy.text_tokenizer_name=byte --policy.auto_fit_fast_tokenizer=true
