@@ -71,10 +71,10 @@ def test_a_process_that_hangs_ends_the_others(folder: Path) -> None:
 # --- the watch itself -----------------------------------------------------------------------------------------------
 
 
-def ending() -> tuple[list[str], Watch, Watch]:
+def ending(timeout_s: float) -> tuple[list[str], Watch, Watch]:
     """Two watches of one store, and what they ended for."""
     store, reasons = HashStore(), list[str]()
-    first, second = (Watch(store, rank, 2, 0.4, end=reasons.append) for rank in (0, 1))
+    first, second = (Watch(store, rank, 2, timeout_s, end=reasons.append) for rank in (0, 1))
     return reasons, first, second
 
 
@@ -85,21 +85,21 @@ def wait_for(reasons: list[str]) -> None:
 
 
 def test_a_watch_misses_its_neighbour() -> None:
-    reasons, first, _silent = ending()
+    reasons, first, _silent = ending(0.4)
     first.start()
     wait_for(reasons)
     assert reasons == ["process 1 of 2 gave no sign of life for 0.4 s"] == [first.reason]
 
 
 def test_a_watch_hears_of_a_failure_and_of_no_end_in_good_order() -> None:
-    reasons, first, second = ending()
+    reasons, first, second = ending(2.0)
     for each in (first, second):
         each.start()
     second.fail("out of memory")
     assert first.why(20) == "process 1 of 2 failed: out of memory"
     wait_for(reasons)
     assert reasons == [first.reason]
-    reasons, first, second = ending()
+    reasons, first, second = ending(2.0)
     for each in (first, second):
         each.start()
     time.sleep(0.3)
