@@ -140,6 +140,7 @@ FROZEN: dict[str, Any] = {
     "env.fast_rendering": False,
     "env.max_steps": None,
     "env.fps": None,
+    "env.text": None,
     "env.options": None,
     "eval.n_episodes": 50,
     "eval.batch_size": 0,

@@ -65,6 +65,9 @@ class EnvConfig:
         help="Control steps per second, for gym environments that do not declare theirs.",
         shown="the simulator's own",
     )
+    text: str | None = option(
+        None, group=_ENV, help="What the policy is told to do.", shown="the task in the simulator's words"
+    )
     options: str | None = option(
         None, group=_ENV, help="Further settings of the simulator as a JSON map, such as '{\"a\": 1}'.", shown="none"
     )
@@ -101,13 +104,14 @@ class EnvConfig:
             "fast_rendering": self.fast_rendering,
             "max_steps": self.max_steps,
             "fps": self.fps,
+            "text": self.text,
             "options": self.option_map,
         }
 
     def validate(self) -> None:
         """Refuse unknown simulators, empty or repeated tasks, sizes below 1, and settings without --env.type."""
         if self.type is None:
-            names = ("task", "cameras", "image_size", "max_steps", "fps", "options")
+            names = ("task", "cameras", "image_size", "max_steps", "fps", "text", "options")
             given = [name for name in names if getattr(self, name) is not None]
             given += ["fast_rendering"] if self.fast_rendering else []
             if given:
@@ -130,6 +134,8 @@ class EnvConfig:
             check_whole("env.max_steps", self.max_steps, 1)
         if self.fps is not None and not check_number("env.fps", self.fps) > 0:
             raise UsageError(f"--env.fps must be above 0, not {self.fps}")
+        if self.text is not None:
+            check_text("env.text", self.text)
         _ = self.option_map
 
 

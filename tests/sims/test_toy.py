@@ -137,3 +137,9 @@ def test_names_are_checked() -> None:
     sims.preflight("toy")
     assert sims.make("toy", "reach-green", cameras=[]).spec.cameras == {}
     assert sims.make("toy", "reach-green", fps=10).spec.fps == 10.0
+
+
+def test_a_policy_can_be_told_something_else() -> None:
+    simulator = sims.make("toy", "reach-green", text="Stay where you are.")
+    simulator.reset(3)
+    assert (simulator.spec.text, simulator.observe()["task"]) == ("Stay where you are.", "Stay where you are.")

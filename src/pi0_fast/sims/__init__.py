@@ -6,6 +6,7 @@ chooses the adapter. Left out: registering adapters from outside (any Gymnasium 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 from collections.abc import Iterable
 from typing import Any
@@ -46,6 +47,7 @@ def make(
     options: dict[str, Any] | None = None,
     max_steps: int | None = None,
     fps: float | None = None,
+    text: str | None = None,
 ) -> Simulator:
     """A simulator, ready for `reset(seed)`.
 
@@ -58,12 +60,15 @@ def make(
         options: of the adapter; docs/simulators.md lists them.
         max_steps: an episode ends after so many steps; None: the adapter's own limit.
         fps: control rate, for `gym` environments that do not declare theirs; elsewhere it must be the simulator's.
+        text: what a policy is told to do, in place of the task's own words.
 
     Raises:
         SimulatorError: a package is missing (with the remedy), a name is unknown, or a setting would do nothing.
     """
     settings = Settings(env_type, cameras, image_size, fast_rendering, options or {}, max_steps, fps)
     simulator: Simulator = _adapter(env_type).open_simulator(task, settings)
+    if text is not None:
+        simulator.spec = dataclasses.replace(simulator.spec, text=text)
     return simulator
 
 
