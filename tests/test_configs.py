@@ -85,7 +85,7 @@ FROZEN_INSPECT = {
 FROZEN_DEMO = {
     "output_dir": "demo_output",
     "overwrite": False,
-    "task": None,
+    "tasks": None,
     "quick": False,
     "blind": False,
     "seed": 0,

@@ -22,7 +22,7 @@ from pi0_fast.types import SimulatorError, UsageError
 TOY = replace(
     demo.Plan(),
     env_type="toy",
-    task="reach-green",
+    tasks=("reach-green",),
     cameras=("top", "hand"),
     image_size=32,
     episodes=3,
@@ -71,7 +71,7 @@ def test_the_story_of_a_toy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ]
     for policy, folder in zip(content["policies"], ("evaluation", "free_evaluation", "blind_evaluation"), strict=True):
         found = json.loads((output / folder / "evaluation.json").read_text())["policies"][0]["tasks"]["reach-green"]
-        assert {"name": policy["name"], **found} == policy
+        assert {"name": policy["name"], "task": "reach-green", **found} == policy
         assert policy["episodes"] == TOY.eval_episodes
     assert content["policies"][0]["malformed"] == 0
     settings = json.loads((output / "blind_policy/checkpoints/last/pretrained_model/config.json").read_text())
@@ -87,6 +87,26 @@ def test_the_story_of_a_toy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(UsageError, match="holds an earlier demo"):
         demo.tell(TOY, DemoConfig(output_dir=str(output)), run_in_process)
     assert {entry.name for entry in output.iterdir()} <= set(demo.OWN)
+
+
+def test_tasks_of_one_object_are_told_apart_by_the_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("av")
+    assert demo.pairs_of_one_object(["drawer-open-v3", "button-press-v3", "drawer-close-v3"]) == [
+        ("drawer-open-v3", "drawer-close-v3"),
+        ("drawer-close-v3", "drawer-open-v3"),
+    ]
+    plan = replace(TOY, tasks=("reach-green", "reach-blue"), free=False, steps=1, episodes=1)
+    demo.tell(plan, DemoConfig(output_dir=str(tmp_path / "out")), run_in_process)
+    content = json.loads((tmp_path / "out/demo.json").read_text())
+    assert [policy["task"] for policy in content["policies"]] == ["reach-green", "reach-blue", "all tasks"]
+    assert [(told["task"], told["told"]) for told in content["told_otherwise"]] == [
+        ("reach-green", "reach-blue"),
+        ("reach-blue", "reach-green"),
+    ]
+    for told in content["told_otherwise"]:
+        assert told["both"] + told["only_first"] + told["only_second"] + told["neither"] == TOY.eval_episodes
+    assert "--env.text=Move the dot to the blue square." in capsys.readouterr().out.replace("'", "")
 
 
 def begun(output: Path) -> None:

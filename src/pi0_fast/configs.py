@@ -485,7 +485,14 @@ class DemoConfig:
 
     output_dir: str = option("demo_output", group=_OUTPUT, help="Directory for everything that is made.")
     overwrite: bool = option(False, group=_OUTPUT, help="Replace an earlier demo in the output directory.")
-    task: str | None = option(None, group=_STORY, help="Meta-World task.", shown="drawer-open-v3")
+    tasks: list[str] | str | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_STORY,
+        help='Meta-World tasks that one policy is to learn: a,b or \'["a", "b"]\'. Of tasks with the same object it is '
+        "also measured whether the policy does what it is told.",
+        shown="drawer-open-v3",
+        aliases=("task",),
+    )
     quick: bool = option(False, group=_STORY, help="Less of everything: half the demonstrations, half the episodes.")
     blind: bool = option(
         False, group=_STORY, help="Also train a policy without images, to see how much seeing is worth."
@@ -495,9 +502,18 @@ class DemoConfig:
     def validate(self) -> None:
         """Refuse empty names and a negative seed with a UsageError."""
         check_text("output_dir", self.output_dir)
-        if self.task is not None:
-            check_text("task", self.task)
+        for name in self.task_list:
+            check_text("tasks", name)
+        if len(set(self.task_list)) < len(self.task_list):
+            raise UsageError(f"--tasks names a task twice: {', '.join(self.task_list)}")
         check_whole("seed", self.seed, 0)
+
+    @property
+    def task_list(self) -> tuple[str, ...]:
+        """The tasks asked for; empty where none are."""
+        if self.tasks is None:
+            return ()
+        return tuple(name.strip() for name in (self.tasks.split(",") if isinstance(self.tasks, str) else self.tasks))
 
 
 def one_each(flag: str, value: Any, count: int, several: bool, nested: bool) -> list[Any]:

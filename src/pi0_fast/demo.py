@@ -7,8 +7,8 @@ one directory:
     dataset/          recorded with a scripted expert (`record`)
     tokenizer/        fitted on it (`train-tokenizer`), and tokenizer_report/ (`inspect`)
     policy/           the run that trained the policy (`train`), and blind_policy/ without images (--blind)
-    evaluation/       the policy in the simulator (`eval`), free_evaluation/ without constrained decoding, and
-                      blind_evaluation/
+    evaluation/       the policy in the simulator (`eval`); free_evaluation/ without constrained decoding,
+                      told_otherwise/TASK/ with another task's text, blind_evaluation/
     demo.json, demo.html, demo.md, demo.png     what was measured, for programs, for people, and for the README
 
 Left out: everything that the commands do.
@@ -30,18 +30,27 @@ from typing import Any
 
 from pi0_fast.configs import DemoConfig
 from pi0_fast.display import print_table, say
-from pi0_fast.reports.demo import Story, Variant, write_story
-from pi0_fast.sims import preflight
+from pi0_fast.reports.demo import THE_POLICY, Story, Told, Variant, write_story
+from pi0_fast.sims import preflight, task_text
 from pi0_fast.sims.rendering import APT_PACKAGES
 from pi0_fast.types import SimulatorError, UsageError
 
 FORMAT = {"format": "pi0-fast-demo", "version": 1}
 RESULTS_FILE, PAGE_FILE = "demo.json", "demo.html"
-ARCHITECTURE_FILE = "architecture.json"
+ARCHITECTURE_FILE, TOLD_OTHERWISE = "architecture.json", "told_otherwise"
 #: Everything that a demo writes into its directory; only this is ever replaced.
 OWN = (
     *("dataset", "tokenizer", "tokenizer_report", "policy", "blind_policy", "frames", ARCHITECTURE_FILE),
-    *("evaluation", "free_evaluation", "blind_evaluation", RESULTS_FILE, PAGE_FILE, "demo.md", "demo.png"),
+    *(
+        "evaluation",
+        "free_evaluation",
+        "blind_evaluation",
+        TOLD_OTHERWISE,
+        RESULTS_FILE,
+        PAGE_FILE,
+        "demo.md",
+        "demo.png",
+    ),
 )
 REPO_ID = "local/demo"
 #: Runs the arguments of a command line; what it raises ends the demo.
@@ -53,19 +62,18 @@ class Plan:
     """How much of everything; the numbers are explained in docs/demo.md.
 
     Attributes:
-        env_type, task, cameras, image_size: of the simulator.
-        episodes: that are recorded; `every`, `keep_after_success` and `noise`: as in `record`.
+        env_type, tasks, cameras, image_size: of the simulator.
+        episodes: that are recorded of each task; `every`, `keep_after_success` and `noise`: as in `record`.
         horizon: steps of a chunk, of which `executed` are executed.
         vocab_size: of the action tokenizer.
         patch, width, layers: of the model.
-        steps, batch_size, peak_rate: of training.
-        eval_episodes, eval_steps: episodes that are driven, and steps of each.
+        steps, batch_size, peak_rate: of training; `steps` for each task.
+        eval_episodes, eval_steps: episodes of each task that are driven, and steps of each.
         free: whether to measure also without constrained decoding.
-        policy_flags: further flags of `train`.
     """
 
     env_type: str = "metaworld"
-    task: str = "drawer-open-v3"
+    tasks: tuple[str, ...] = ("drawer-open-v3",)
     cameras: tuple[str, ...] = ("corner4", "behindGripper")
     image_size: int = 64
     episodes: int = 80
@@ -88,7 +96,6 @@ class Plan:
     eval_episodes: int = 40
     eval_steps: int = 150
     free: bool = True
-    policy_flags: tuple[str, ...] = ()
 
 
 #: For a quick look, and for continuous integration.
@@ -117,7 +124,7 @@ def run(config: DemoConfig, command: Command) -> None:
     """
     config.validate()
     plan = QUICK if config.quick else Plan()
-    tell(replace(plan, task=config.task or plan.task), config, command)
+    tell(replace(plan, tasks=config.task_list or plan.tasks), config, command)
 
 
 def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
@@ -134,8 +141,12 @@ def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
         command(chapter.arguments)
         seconds[chapter.title] = time.perf_counter() - begun
     story = Story(
-        title=f"{plan.env_type}, {plan.task}",
+        title=f"{plan.env_type}, {', '.join(plan.tasks)}",
         variants=_variants(output),
+        told=tuple(
+            Told.read(task, other, output / "evaluation", output / TOLD_OTHERWISE / task)
+            for task, other in pairs_of_one_object(plan.tasks)
+        ),
         seconds=seconds,
         commands=tuple(_shown(chapter.arguments) for chapter in chapters(plan, output, config)),
         run=output / "policy",
@@ -154,18 +165,16 @@ def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
 
 def chapters(plan: Plan, output: Path, config: DemoConfig) -> list[Chapter]:
     """The story's commands in order."""
-    simulator = (
-        *(f"--env.type={plan.env_type}", f"--env.task={plan.task}", f"--env.cameras={json.dumps(plan.cameras)}"),
-        f"--env.image_size={plan.image_size}",
-        *(("--env.fast_rendering=true",) if plan.env_type in ("metaworld", "aloha") else ()),
-    )
+    tasks = f"--env.task={','.join(plan.tasks)}"
     dataset = (f"--repo_id={REPO_ID}", f"--root={output / 'dataset'}")
+    each = "" if len(plan.tasks) == 1 else " of each task"
     found = [
         Chapter(
-            f"Recording {plan.episodes} demonstrations of a scripted expert",
+            f"Recording {plan.episodes} demonstrations{each} by a scripted expert",
             (
-                *("record", *simulator, *dataset, f"--n_episodes={plan.episodes}", f"--every={plan.every}"),
-                *(f"--keep_after_success={plan.keep_after_success}", *plan.noise, f"--seed={config.seed}"),
+                *("record", *_simulator(plan), tasks, *dataset, f"--n_episodes={plan.episodes}"),
+                *(f"--every={plan.every}", f"--keep_after_success={plan.keep_after_success}", *plan.noise),
+                f"--seed={config.seed}",
             ),
         ),
         Chapter(
@@ -184,23 +193,44 @@ def chapters(plan: Plan, output: Path, config: DemoConfig) -> list[Chapter]:
         ),
         Chapter("Training a small pi0-FAST policy", _training(plan, output, config, blind=False)),
         Chapter(
-            f"Letting it act in {plan.eval_episodes} scenes that it has never seen",
-            (*_evaluation(plan, output, simulator, "policy", "evaluation"), "--save_videos=true"),
+            f"Letting it act in {plan.eval_episodes} scenes{each} that it has never seen",
+            (*_evaluation(plan, output, "policy", "evaluation"), tasks, "--save_videos=true"),
         ),
     ]
     if plan.free:
-        free = _evaluation(plan, output, simulator, "policy", "free_evaluation")
-        found.append(Chapter("The same without constrained decoding", (*free, "--policy.constrained=false")))
+        free = _evaluation(plan, output, "policy", "free_evaluation")
+        found.append(Chapter("The same without constrained decoding", (*free, tasks, "--policy.constrained=false")))
+    for task, other in pairs_of_one_object(plan.tasks):
+        told = _evaluation(plan, output, "policy", f"{TOLD_OTHERWISE}/{task}")
+        text = f"--env.text={task_text(plan.env_type, other)}"
+        found.append(Chapter(f"The scenes of {task}, told to do {other}", (*told, f"--env.task={task}", text)))
     if config.blind:
-        found.append(
-            Chapter("Training the same policy without images", _training(plan, output, config, blind=True)),
-        )
-        blind = _evaluation(plan, output, simulator, "blind_policy", "blind_evaluation")
-        found.append(Chapter("Letting it act without seeing", tuple(blind)))
+        training = _training(plan, output, config, blind=True)
+        found.append(Chapter("Training the same policy without images", training))
+        blind = _evaluation(plan, output, "blind_policy", "blind_evaluation")
+        found.append(Chapter("Letting it act without seeing", (*blind, tasks)))
     return found
 
 
+def pairs_of_one_object(tasks: Sequence[str]) -> list[tuple[str, str]]:
+    """Each task with another one of the same object, such as drawer-open and drawer-close, where there is one."""
+    found = []
+    for task in tasks:
+        others = [other for other in tasks if other != task and other.split("-")[0] == task.split("-")[0]]
+        found += [(task, others[0])] if others else []
+    return found
+
+
+def _simulator(plan: Plan) -> tuple[str, ...]:
+    return (
+        *(f"--env.type={plan.env_type}", f"--env.cameras={json.dumps(plan.cameras)}"),
+        f"--env.image_size={plan.image_size}",
+        *(("--env.fast_rendering=true",) if plan.env_type == "metaworld" else ()),
+    )
+
+
 def _training(plan: Plan, output: Path, config: DemoConfig, *, blind: bool) -> tuple[str, ...]:
+    steps = plan.steps * len(plan.tasks)
     return (
         *("train", f"--dataset.repo_id={REPO_ID}", f"--dataset.root={output / 'dataset'}"),
         *(("--dataset.cameras=[]",) if blind else (f"--dataset.cache_dir={output / 'frames'}",)),
@@ -210,17 +240,16 @@ def _training(plan: Plan, output: Path, config: DemoConfig, *, blind: bool) -> t
         '--policy.normalization_mapping={"STATE": "MIN_MAX", "ACTION": "IDENTITY"}',
         *("--policy.device=cpu", f"--policy.optimizer_lr={plan.peak_rate}"),
         f"--policy.scheduler_warmup_steps={max(plan.steps // 7, 1)}",
-        *(f"--policy.scheduler_decay_steps={plan.steps}", f"--policy.scheduler_decay_lr={0.03 * plan.peak_rate:g}"),
-        *plan.policy_flags,
-        *(f"--steps={plan.steps}", f"--batch_size={plan.batch_size}", "--num_workers=0", "--eval_freq=0"),
-        *(f"--log_freq={max(plan.steps // 35, 1)}", f"--seed={config.seed}"),
+        *(f"--policy.scheduler_decay_steps={steps}", f"--policy.scheduler_decay_lr={0.03 * plan.peak_rate:g}"),
+        *(f"--steps={steps}", f"--batch_size={plan.batch_size}", "--num_workers=0", "--eval_freq=0"),
+        *(f"--log_freq={max(steps // 35, 1)}", f"--seed={config.seed}"),
         f"--output_dir={output / ('blind_policy' if blind else 'policy')}",
     )
 
 
-def _evaluation(plan: Plan, output: Path, simulator: Sequence[str], policy: str, place: str) -> tuple[str, ...]:
+def _evaluation(plan: Plan, output: Path, policy: str, place: str) -> tuple[str, ...]:
     return (
-        *("eval", f"--policy.path={output / policy / 'checkpoints/last/pretrained_model'}", *simulator),
+        *("eval", f"--policy.path={output / policy / 'checkpoints/last/pretrained_model'}", *_simulator(plan)),
         *(f"--eval.n_episodes={plan.eval_episodes}", f"--eval.max_steps={plan.eval_steps}", "--eval.batch_size=8"),
         f"--output_dir={output / place}",
     )
@@ -326,8 +355,13 @@ def _begin(output: Path, plan: Plan) -> None:
 
 def _variants(output: Path) -> tuple[Variant, ...]:
     names = {
-        "evaluation": "the policy",
+        "evaluation": THE_POLICY,
         "free_evaluation": "without constrained decoding",
         "blind_evaluation": "trained without images",
     }
-    return tuple(Variant.read(name, output / folder) for folder, name in names.items() if (output / folder).is_dir())
+    return tuple(
+        variant
+        for folder, name in names.items()
+        if (output / folder).is_dir()
+        for variant in Variant.read(name, output / folder)
+    )

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pi0_fast.actions.report import Table
+from pi0_fast.reports.evaluation import SUCCESS
+from pi0_fast.reports.intervals import Paired, paired_difference
 from pi0_fast.reports.page import Page
 from pi0_fast.reports.pictures import BLUE, Picture, draw_picture
 
@@ -29,27 +31,37 @@ _OF_THE_REPORT = {
 _FRAMES = 8
 
 
+THE_POLICY = "the policy"
+
+
+def _results(folder: Path) -> dict[str, Any]:
+    """The policy's part of an evaluation's json."""
+    content = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    policy: dict[str, Any] = content["policies"][0]
+    return policy
+
+
 @dataclass(frozen=True)
 class Variant:
     """How a policy did in the simulator.
 
     Attributes:
-        name: for people.
-        summary: of all its episodes, as in evaluation.json.
+        name: of the policy, for people.
+        task: the simulator's name, or `all tasks`.
+        summary: of its episodes, as in evaluation.json.
     """
 
     name: str
+    task: str
     summary: Mapping[str, Any]
 
     @classmethod
-    def read(cls, name: str, folder: Path) -> Variant:
-        """From an evaluation's directory."""
-        content = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        (task,) = content["policies"][0]["tasks"].values()
-        return cls(name, task)
+    def read(cls, name: str, folder: Path) -> list[Variant]:
+        """Of each task, and of all where there are several, from an evaluation's directory."""
+        return [cls(name, task, found) for task, found in _results(folder)["tasks"].items()]
 
     def row(self) -> list[str]:
-        """Cells of the table."""
+        """Cells of the table, without the task."""
         found = self.summary
         low, high = found["interval"]
         return [
@@ -64,7 +76,45 @@ class Variant:
         ]
 
 
-_HEADERS = ["", "success", "95 % interval", "episodes", "steps", "malformed chunks", "tokens a chunk", "ms a chunk"]
+@dataclass(frozen=True)
+class Told:
+    """What the policy did in the scenes of one task when it was told to do another one.
+
+    Attributes:
+        task, other: whose scenes, and whose text.
+        pairs: the first is told the truth; success is that of `task`.
+    """
+
+    task: str
+    other: str
+    pairs: Paired
+
+    @classmethod
+    def read(cls, task: str, other: str, truth: Path, otherwise: Path) -> Told:
+        """From the directories of two evaluations."""
+        first, second = (
+            {each["seed"]: each["end"] == SUCCESS for each in _results(folder)["episodes"] if each["task"] == task}
+            for folder in (truth, otherwise)
+        )
+        outcomes = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
+        kinds = ((True, True), (True, False), (False, True), (False, False))
+        return cls(task, other, Paired(*(outcomes.count(kind) for kind in kinds)))
+
+    def row(self) -> list[str]:
+        """Cells of the table."""
+        count = max(self.pairs.both + self.pairs.only_first + self.pairs.only_second + self.pairs.neither, 1)
+        low, high = paired_difference(self.pairs)
+        return [
+            self.task,
+            self.other,
+            f"{(self.pairs.both + self.pairs.only_first) / count:.0%}",
+            f"{(self.pairs.both + self.pairs.only_second) / count:.0%}",
+            f"{self.pairs.difference:+.0%}",
+            f"{low:+.0%} to {high:+.0%}",
+        ]
+
+
+_HEADERS = ["success", "95 % interval", "episodes", "steps", "malformed chunks", "tokens a chunk", "ms a chunk"]
 
 
 @dataclass(frozen=True)
@@ -73,7 +123,8 @@ class Story:
 
     Attributes:
         title: simulator and task.
-        variants: the policy, and what it is compared with.
+        variants: the policy, and what it is compared with, of each task.
+        told: what happens when the text is another one.
         seconds: what each chapter took, by its title.
         commands: what was typed.
         run: directory of the training run.
@@ -83,15 +134,28 @@ class Story:
 
     title: str
     variants: tuple[Variant, ...]
+    told: tuple[Told, ...]
     seconds: Mapping[str, float]
     commands: tuple[str, ...]
     run: Path
     report: Path
     videos: tuple[Path, ...]
 
+    @property
+    def _whole(self) -> Variant:
+        """The policy itself, over all tasks."""
+        return [variant for variant in self.variants if variant.name == THE_POLICY][-1]
+
     def tables(self) -> Iterator[Table]:
         """For a terminal."""
-        yield f"In the simulator: {self.title}", [variant.row() for variant in self.variants], _HEADERS
+        if len({variant.task for variant in self.variants}) == 1:
+            yield f"In the simulator: {self.title}", [variant.row() for variant in self.variants], ["", *_HEADERS]
+        else:
+            rows = [[variant.task, *variant.row()] for variant in self.variants]
+            yield "In the simulator", rows, ["task", "", *_HEADERS]
+        if self.told:
+            headers = ["scenes of", "told to do", "told the truth", "told otherwise", "difference", "95 % interval"]
+            yield "Does the text decide? Success, on the same seeds", [told.row() for told in self.told], headers
         rows = [[title, f"{seconds:.0f}"] for title, seconds in self.seconds.items()]
         yield "Time", [*rows, ["in all", f"{sum(self.seconds.values()):.0f}"]], ["", "seconds"]
 
@@ -99,7 +163,11 @@ class Story:
         """All numbers."""
         return {
             "title": self.title,
-            "policies": [{"name": variant.name, **variant.summary} for variant in self.variants],
+            "policies": [{"name": each.name, "task": each.task, **each.summary} for each in self.variants],
+            "told_otherwise": [
+                {"task": told.task, "told": told.other, **asdict(told.pairs), "difference": told.pairs.difference}
+                for told in self.told
+            ],
             "seconds": dict(self.seconds),
             "commands": list(self.commands),
         }
@@ -116,7 +184,7 @@ class Story:
     def page(self) -> Page:
         """For a browser."""
         page = Page("pi0-fast demo", self.title)
-        first = self.variants[0].summary
+        first = self._whole.summary
         low, high = first["interval"]
         page.cards(
             [
@@ -129,9 +197,10 @@ class Story:
         )
         page.heading("The policy at work")
         page.videos([(path.read_bytes(), path.stem.replace("_", " ")) for path in self.videos])
-        (_, rows, headers), (_, times, time_headers) = self.tables()
-        page.heading("In the simulator")
-        page.table(rows, headers)
+        *tables, (_, times, time_headers) = self.tables()
+        for title, rows, headers in tables:
+            page.heading(title)
+            page.table(rows, headers)
         page.text(
             "Each policy acts in the same scenes, none of which was recorded. The intervals hold the true share 95 "
             "times of 100 (Wilson); steps are those of successful episodes. Constrained decoding makes every chunk a "
@@ -174,7 +243,9 @@ class Story:
             axes.set_yticks(range(len(self.variants)), [variant.name for variant in reversed(self.variants)])
             axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(self.variants) - 0.4), xlabel="success, with 95 % interval")
 
-        return draw_picture("demo", f"An episode of the policy, and its success: {self.title}.", 3.0, draw)
+        return draw_picture(
+            "demo", f"An episode of the policy, and its success: {self.title}.", 2.4 + 0.25 * len(self.variants), draw
+        )
 
 
 def film_strip(path: Path, count: int) -> list[np.ndarray]:

@@ -66,9 +66,10 @@ def make(
         SimulatorError: a package is missing (with the remedy), a name is unknown, or a setting would do nothing.
     """
     settings = Settings(env_type, cameras, image_size, fast_rendering, options or {}, max_steps, fps)
-    simulator: Simulator = _adapter(env_type).open_simulator(task, settings)
+    opened: Any = _adapter(env_type).open_simulator(task, settings)
     if text is not None:
-        simulator.spec = dataclasses.replace(simulator.spec, text=text)
+        opened.spec = dataclasses.replace(opened.spec, text=text)
+    simulator: Simulator = opened
     return simulator
 
 
@@ -82,6 +83,14 @@ def choose_renderer(env_types: Iterable[str]) -> None:
     """Settle once for this process and those that it starts how MuJoCo renders, where one of these may need it."""
     if any(env_type in _MUJOCO for env_type in env_types):
         rendering.choose_backend()
+
+
+def task_text(env_type: str, task: str) -> str:
+    """A task in the simulator's words. SimulatorError: no such task, or no package."""
+    simulator = make(env_type, task)
+    text = simulator.spec.text
+    simulator.close()
+    return text
 
 
 def preflight(env_type: str) -> None:

@@ -147,9 +147,8 @@ def _joined_prompts(parts: Sequence[Prepared], prompt_format: str, pad_id: int) 
             [np.pad(each, ((0, 0), (0, length - each.shape[1])), constant_values=fill) for each in found]
         )
 
-    weight = joined("weight", 0) * np.repeat(
-        np.array([own / total for own in units], np.float32), [len(part.prompt.ids) for part in parts]
-    )[:, None]
+    shares = np.array([own / total for own in units], np.float32)
+    weight = joined("weight", 0) * np.repeat(shares, [len(part.prompt.ids) for part in parts])[:, None]
     return PromptBatch(
         ids=joined("ids", pad_id),
         valid=joined("valid", False),
