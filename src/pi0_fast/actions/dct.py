@@ -2,19 +2,31 @@
 
 The FAST paper (arXiv 2501.09747), steps 1 to 3: the orthonormal DCT-II along time for each action dimension, a
 multiplication by `scale`, rounding half to even, and flattening row by row, so that all dimensions of frequency 0 come
-first. What is not here: normalisation (normalize.py) and the merging of coefficients into tokens (bpe.py).
+first; or, which is not the paper's, column by column (`Order`). What is not here: normalisation (normalize.py) and the
+merging of coefficients into tokens (bpe.py).
 
 A constant chunk of value x has one coefficient, sqrt(H) * x * scale; with H = 4, x = 0.5 and scale = 10 that is 10.
+With H = 2 and D = 3 the coefficients (frequency, dimension) follow each other as 00 01 02 10 11 12 in the order
+"frequency", and as 00 10 01 11 02 12 in the order "dimension".
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from pi0_fast._kernels import inlined, kernel
+from pi0_fast.types import UsageError
+
+IntArray = npt.NDArray[np.int32]
+
+#: How the coefficients of a chunk follow each other: all dimensions of frequency 0 first, or all frequencies of
+#: dimension 0 first. The zeros of a dimension that hardly moves are then neighbours, and merge.
+Order = Literal["frequency", "dimension"]
+ORDERS: tuple[Order, ...] = get_args(Order)
 
 
 @lru_cache(maxsize=64)
@@ -27,6 +39,43 @@ def dct_matrix(horizon: int) -> npt.NDArray[np.float32]:
     result: npt.NDArray[np.float32] = matrix.astype(np.float32)
     result.flags.writeable = False
     return result
+
+
+def checked_order(order: str) -> Order:
+    """The order of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    for known in ORDERS:
+        if order == known:
+            return known
+    raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
+
+
+def from_frequency_order(coefficients: IntArray, horizon: int, order: Order) -> IntArray:
+    """Rows of a chunk's coefficients, int32 [N, H*D], from the order "frequency" into another."""
+    return coefficients if order == "frequency" else _turned(coefficients, horizon)
+
+
+def to_frequency_order(coefficients: IntArray, horizon: int, order: Order) -> IntArray:
+    """The inverse of `from_frequency_order`."""
+    return coefficients if order == "frequency" else _turned(coefficients, coefficients.shape[1] // horizon)
+
+
+def _turned(rows: IntArray, height: int) -> IntArray:
+    """Each row [height * width] as a matrix, transposed."""
+    turned = rows.reshape(len(rows), height, rows.shape[1] // height).swapaxes(1, 2)
+    return np.ascontiguousarray(turned).reshape(rows.shape)
+
+
+@inlined
+def turn_row(source, height, target):  # type: ignore[no-untyped-def]
+    """`target` = `source` as a matrix of `height` rows, transposed."""
+    width = len(source) // height
+    for i in range(height):
+        for j in range(width):
+            target[j * height + i] = source[i * width + j]
 
 
 @inlined

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast.actions import layout
+from pi0_fast.actions.dct import Order, checked_order
 from pi0_fast.actions.inputs import checked_scale
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Vocabulary
@@ -31,7 +32,7 @@ from pi0_fast.swap import (
     keep_other_files,
     temporary_sibling,
 )
-from pi0_fast.types import TokenizerError
+from pi0_fast.types import TokenizerError, UsageError
 
 LongArray = npt.NDArray[np.int64]
 
@@ -66,6 +67,7 @@ class Saved:
     normalizer: Normalizer | None
     coefficient_range: tuple[int, int] | None
     metadata: Mapping[str, Any] | None = None
+    order: Order = "frequency"
 
     def config(self) -> dict[str, Any]:
         """The content of config.json: every setting."""
@@ -76,6 +78,7 @@ class Saved:
             min_token=self.vocabulary.min_token,
             time_horizon=self.time_horizon,
             action_dim=self.action_dim,
+            order=self.order,
         )
         config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
         return config
@@ -147,7 +150,7 @@ def write_files(folder: Path, saved: Saved, token_uses: Sequence[int] | LongArra
     bpe = folder / layout.BPE_FOLDER
     bpe.mkdir(exist_ok=True)
     processor = layout.processor_config(
-        saved.scale, vocabulary.size, vocabulary.min_token, saved.time_horizon, saved.action_dim
+        saved.scale, vocabulary.size, vocabulary.min_token, saved.time_horizon, saved.action_dim, saved.order
     )
     _write_json(folder / layout.PROCESSOR_CONFIG, processor)
     _write_json(folder / layout.CONFIG, {**saved.config(), FINGERPRINT: saved.fingerprint()})
@@ -260,9 +263,10 @@ def _read_once(folder: Path) -> Saved:
     settings = _read_json(place)
     if "min_token" not in settings or "scale" not in settings:
         raise TokenizerError(f"{place} lacks min_token or scale: no FAST tokenizer")
-    order = settings.get("order", "frequency")
-    if order != "frequency":
-        raise TokenizerError(f"{place}: flatten order {order!r} is not known; update pi0-fast")
+    try:
+        order = checked_order(settings.get("order", "frequency"))
+    except UsageError as error:
+        raise TokenizerError(f"{place}: {error}; a newer pi0-fast may know it") from error
     vocabulary = _read_vocabulary(folder, _whole(settings["min_token"], "min_token", place))
     vocab_size = _whole(settings.get("vocab_size", vocabulary.size), "vocab_size", place)
     if vocab_size < vocabulary.size:
@@ -283,6 +287,7 @@ def _read_once(folder: Path) -> Saved:
         action_dim=size,
         normalizer=_read_normalizer(folder / NORMALIZER),
         coefficient_range=(low_high[0], low_high[1]) if low_high else None,
+        order=order,
         metadata=_read_json(folder / METADATA) if (folder / METADATA).is_file() else None,
     )
     if FINGERPRINT in own and own[FINGERPRINT] != saved.fingerprint():

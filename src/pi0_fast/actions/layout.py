@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from pi0_fast.actions.dct import Order
 from pi0_fast.actions.vocabulary import SymbolFormat
-
-Order = Literal["frequency"]
 
 #: Version of the layout and of the keys in config.json; it goes up when older readers would misread a directory.
 FORMAT_VERSION = 1
@@ -70,7 +69,7 @@ def processor_config(
         vocab_size: number of token ids.
         min_token: the coefficient whose symbol is code point 0.
         time_horizon, action_dim: shape [H, D] of a chunk; None when a tokenizer takes any shape.
-        order: how coefficients are flattened; "frequency" puts all dimensions of frequency 0 first.
+        order: how coefficients are flattened; see `dct.Order`.
     """
     return {
         "action_dim": action_dim,

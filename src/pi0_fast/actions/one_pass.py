@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pi0_fast._kernels import kernel
 from pi0_fast.actions import bpe, dct, segmentation
 from pi0_fast.actions.bpe import expand_row
-from pi0_fast.actions.dct import dct_matrix, dequantize_row, quantize_row
+from pi0_fast.actions.dct import Order, dct_matrix, dequantize_row, quantize_row, turn_row
 from pi0_fast.actions.segmentation import SearchTables, segment_row, unpacked
 
 FloatArray = npt.NDArray[np.float32]
@@ -30,11 +30,11 @@ REPORT = 3
 
 
 @kernel(uses=(dct, segmentation))
-def _encode_chunks(chunks, numbers, low, high, value_limit, wide, narrow, known, out):  # type: ignore[no-untyped-def]
+def _encode_chunks(chunks, numbers, low, high, value_limit, by_dimension, wide, narrow, known, out):  # type: ignore[no-untyped-def]
     """Chunks float32 [N, H, D] -> in `out` int32 [N * (REPORT + H*D)] the report [N, REPORT], then the ids.
 
-    `numbers` float32 holds the DCT matrix and the scales. Returns how many ids there are, -1 if a row has a bad value,
-    -2 if one has no encoding.
+    `numbers` float32 holds the DCT matrix and the scales; `by_dimension`: the order of the coefficients. Returns how
+    many ids there are, -1 if a row has a bad value, -2 if one has no encoding.
     """
     rows, horizon, size = chunks.shape
     length = horizon * size
@@ -46,6 +46,7 @@ def _encode_chunks(chunks, numbers, low, high, value_limit, wide, narrow, known,
     folded = np.empty((2, horizon // 2 + 1, size), np.float32)
     total = np.empty(size, np.float32)
     row = np.empty(length, np.int32)
+    turned = np.empty(length if by_dimension else 0, np.int32)
     run_from = np.empty(length + 1, np.int32)
     dead = np.empty(length + 1, np.bool_)
     written, state = 0, 0
@@ -55,6 +56,9 @@ def _encode_chunks(chunks, numbers, low, high, value_limit, wide, narrow, known,
         if bad >= 0:
             state = -1
             continue
+        if by_dimension:
+            turn_row(row, horizon, turned)
+            row[:] = turned
         for i in range(length):
             row[i] -= low
         count = segment_row(
@@ -69,7 +73,7 @@ def _encode_chunks(chunks, numbers, low, high, value_limit, wide, narrow, known,
 
 
 @kernel(uses=(bpe, dct))
-def _decode_chunk(ids, expansions, numbers, out):  # type: ignore[no-untyped-def]
+def _decode_chunk(ids, expansions, numbers, by_dimension, out):  # type: ignore[no-untyped-def]
     """Ids int32 [T] -> `out` float32 [H, D]; False, and `out` is meaningless, if they do not hold exactly a chunk.
 
     `expansions` int32 holds the number of tokens V, where the expansion of each begins and the last one ends [V + 1],
@@ -81,6 +85,10 @@ def _decode_chunk(ids, expansions, numbers, out):  # type: ignore[no-untyped-def
     total, bad = expand_row(ids, values, bounds, coefficients)
     if bad >= 0 or total != horizon * size:
         return False
+    if by_dimension:
+        turned = np.empty_like(coefficients)
+        turn_row(coefficients, size, turned)
+        coefficients = turned
     matrix = numbers[: horizon * horizon].reshape(horizon, horizon)
     folded, level = np.empty((2, (horizon + 1) // 2, size), np.float32), np.empty(size, np.float32)
     dequantize_row(coefficients, matrix, numbers[horizon * horizon :], folded, level, out)
@@ -101,6 +109,7 @@ class Encoder:
         value_limit: values beyond it are no normalised actions.
         numbers: DCT matrix and scales, float32.
         tables: of the vocabulary.
+        by_dimension: whether the coefficients are in the order "dimension".
     """
 
     low: int
@@ -108,13 +117,23 @@ class Encoder:
     value_limit: float
     numbers: FloatArray
     tables: SearchTables
+    by_dimension: bool
 
     @classmethod
     def create(
-        cls, tables: SearchTables, horizon: int, scales: FloatArray, *, low: int, high: int, value_limit: float
+        cls,
+        tables: SearchTables,
+        horizon: int,
+        scales: FloatArray,
+        *,
+        low: int,
+        high: int,
+        value_limit: float,
+        order: Order = "frequency",
     ) -> Encoder:
         """For chunks [horizon, D] with `scales` float32 [D]."""
-        return cls(low, high, float(np.float32(value_limit)), joined_numbers(horizon, scales), tables)
+        limit = float(np.float32(value_limit))
+        return cls(low, high, limit, joined_numbers(horizon, scales), tables, order == "dimension")
 
     def encode(self, chunks: FloatArray) -> tuple[IntArray, int]:
         """Encode C-contiguous float32 [N, H, D]; one thread.
@@ -128,8 +147,9 @@ class Encoder:
         out = np.empty(REPORT * rows + chunks.size, np.int32)
         tables = self.tables
         written = _encode_chunks(
-            chunks, self.numbers, self.low, self.high, self.value_limit, tables.wide, tables.narrow, tables.known, out
-        )
+            chunks, self.numbers, self.low, self.high, self.value_limit, self.by_dimension,
+            tables.wide, tables.narrow, tables.known, out,
+        )  # fmt: skip
         if written < -1:
             raise RuntimeError("a chunk has no byte-pair encoding: its ids are not all base ids of the vocabulary")
         return out, written
@@ -143,19 +163,28 @@ class Decoder:
         shape: (H, D).
         expansions: what the ids stand for, as `_decode_chunk` takes it.
         numbers: DCT matrix and scales, float32.
+        by_dimension: whether the coefficients are in the order "dimension".
     """
 
     shape: tuple[int, int]
     expansions: IntArray
     numbers: FloatArray
+    by_dimension: bool
 
     @classmethod
-    def create(cls, values: IntArray, bounds: npt.NDArray[np.int64], horizon: int, scales: FloatArray) -> Decoder:
+    def create(
+        cls,
+        values: IntArray,
+        bounds: npt.NDArray[np.int64],
+        horizon: int,
+        scales: FloatArray,
+        order: Order = "frequency",
+    ) -> Decoder:
         """Id t stands for ``values[bounds[t] : bounds[t + 1]]``."""
         expansions = np.concatenate([[len(bounds) - 1], bounds, values]).astype(np.int32)
-        return cls((horizon, len(scales)), expansions, joined_numbers(horizon, scales))
+        return cls((horizon, len(scales)), expansions, joined_numbers(horizon, scales), order == "dimension")
 
     def decode(self, ids: IntArray) -> FloatArray | None:
         """The chunk float32 [H, D] of ids int32 [T]; None if they do not hold exactly one."""
         out = np.empty(self.shape, np.float32)
-        return out if _decode_chunk(ids, self.expansions, self.numbers, out) else None
+        return out if _decode_chunk(ids, self.expansions, self.numbers, self.by_dimension, out) else None

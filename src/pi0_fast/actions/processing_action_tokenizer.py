@@ -6,9 +6,10 @@ This file is copied into saved tokenizer directories, so that
 
 gives the tokenizer wherever numpy, scipy and transformers (4.57 or newer) are installed. Encoding: orthonormal
 DCT-II along time, times `scale`, rounded half to even, clipped to the coefficients that have a symbol, flattened
-with all dimensions of frequency 0 first, each coefficient c written as the character with code point
-c - min_token, and the string split into tokens by byte-pair encoding (FAST, arXiv 2501.09747). Decoding is the
-inverse, and refuses ids that do not give exactly one coefficient per step and dimension.
+with all dimensions of frequency 0 first (or, as `order` says, all frequencies of dimension 0), each coefficient c
+written as the character with code point c - min_token, and the string split into tokens by byte-pair encoding (FAST,
+arXiv 2501.09747). Decoding is the inverse, and refuses ids that do not give exactly one coefficient per step and
+dimension.
 
 What is not here: fitting, normalisation, and reports of what was clipped; see the package pi0-fast.
 """
@@ -133,7 +134,9 @@ class UniversalActionProcessor(ProcessorMixin):
         vocab_size: number of token ids.
         min_token: the coefficient whose symbol is code point 0.
         time_horizon, action_dim: [H, D] of a chunk; None when any shape is taken, and decode must be told.
-        order: how coefficients are flattened; only "frequency" (all dimensions of frequency 0 first).
+        order: how coefficients are flattened: "frequency" (all dimensions of frequency 0 first) or "dimension" (all
+            frequencies of dimension 0 first). With "dimension", `scale` cannot be read: who reads it decodes without
+            this class, and as if the order were the other.
 
     The arguments stay positional: transformers restores no saved value of a keyword-only argument.
     """
@@ -153,9 +156,9 @@ class UniversalActionProcessor(ProcessorMixin):
         order: str = "frequency",
     ) -> None:
         super().__init__(bpe_tokenizer)
-        if order != "frequency":
-            raise ValueError(f"order {order!r} is not known to this file; it flattens by 'frequency' only")
-        self.scale = scale
+        if order not in ("frequency", "dimension"):
+            raise ValueError(f"order {order!r} is not known to this file; it knows 'frequency' and 'dimension'")
+        self.__dict__["scale"] = scale  # where transformers finds what it saves; reading goes through the property
         self.vocab_size = vocab_size
         self.min_token = min_token
         self.time_horizon = _size("time_horizon", time_horizon)
@@ -168,6 +171,22 @@ class UniversalActionProcessor(ProcessorMixin):
             raise ValueError(f"scale has {len(factors)} values and action_dim is {self.action_dim}")
         self._factors = factors
         self._code_points = _encodable_code_points(json.loads(bpe_tokenizer.backend_tokenizer.to_str()))
+
+    @property
+    def scale(self) -> float | list[float]:
+        """Multiplier of the coefficients, of whoever decodes frequency by frequency without this class.
+
+        Raises:
+            ValueError: the order is another one.
+        """
+        if self.order != "frequency":
+            raise ValueError(
+                f"this action tokenizer flattens in the order {self.order!r}, but its scale was asked for, as by LeRobot's "
+                "pi0_fast policy, which decodes by itself, frequency by frequency: that would give wrong actions. "
+                "Decode with this processor's decode() or with pi0-fast, or fit a tokenizer with --order frequency"
+            )
+        found: float | list[float] = self.__dict__["scale"]
+        return found
 
     def __call__(self, chunks: Any) -> list[list[int]]:
         """Token ids of normalised action chunks.
@@ -186,7 +205,8 @@ class UniversalActionProcessor(ProcessorMixin):
         if len(values) == 0:
             return []
         coefficients = self._quantize(values)
-        symbols = self._clip(coefficients - self.min_token).reshape(len(values), -1)
+        points = self._clip(coefficients - self.min_token)
+        symbols = (points if self.order == "frequency" else points.swapaxes(1, 2)).reshape(len(values), -1)
         texts = [row.astype("<u4").tobytes().decode("utf-32-le") for row in symbols]
         encoded = self.bpe_tokenizer(texts, add_special_tokens=False, return_attention_mask=False)
         return [list(row) for row in encoded["input_ids"]]
@@ -219,7 +239,11 @@ class UniversalActionProcessor(ProcessorMixin):
         rows, single = _as_id_rows(token_ids)
         levels = np.empty((len(rows), horizon, size))
         for n, row in enumerate(rows):
-            levels[n] = self._row_coefficients(n, row, horizon * size).reshape(horizon, size) / self._factors
+            row_levels = self._row_coefficients(n, row, horizon * size)
+            if self.order == "frequency":
+                levels[n] = row_levels.reshape(horizon, size) / self._factors
+            else:
+                levels[n] = row_levels.reshape(size, horizon).T / self._factors
         values: np.ndarray = idct(levels, axis=1, norm="ortho").astype(np.float32)
         return values[0] if single else values
 

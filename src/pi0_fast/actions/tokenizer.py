@@ -26,7 +26,15 @@ from pi0_fast.actions import layout
 from pi0_fast.actions.bpe import MAX_VOCABULARY, scatter_rows
 from pi0_fast.actions.bpe_training import Corpus, PackedRows
 from pi0_fast.actions.chunks import as_numbers
-from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
+from pi0_fast.actions.dct import (
+    Order,
+    checked_order,
+    dct_matrix,
+    dequantize_rows,
+    from_frequency_order,
+    quantize_rows,
+    to_frequency_order,
+)
 from pi0_fast.actions.directory import (
     FILE_NAMES,
     SIGNATURE_FILES,
@@ -104,15 +112,17 @@ class TokenizerFitter:
         action_dim: int,
         *,
         scale: float | Sequence[float] = 10.0,
+        order: Order = "frequency",
         max_runs: int | None = None,
     ) -> None:
-        """For chunks [N, time_horizon, action_dim].
+        """For chunks [N, time_horizon, action_dim]; `order` as in `FastTokenizer.fit`.
 
         `max_runs` bounds memory, at some 14 bytes a run of equal coefficients: chunks beyond it are thinned out evenly,
         and counted in ``corpus.dropped``. None keeps all.
 
         Raises:
             TokenizerError: sizes below 1 or above 65,535 coefficients a chunk, a scale that is not positive.
+            UsageError: no such order.
         """
         if time_horizon < 1 or action_dim < 1 or time_horizon * action_dim > MAX_VOCABULARY:
             raise TokenizerError(
@@ -121,6 +131,7 @@ class TokenizerFitter:
             )
         self.shape = (time_horizon, action_dim)
         self.scale = checked_scale(scale, action_dim)
+        self.order = checked_order(order)
         self.corpus = Corpus(time_horizon * action_dim, max_runs=max_runs)
         self._low = np.zeros(action_dim, np.int64)
         self._high = np.zeros(action_dim, np.int64)
@@ -152,6 +163,7 @@ class TokenizerFitter:
             low = coefficients.min(axis=0).reshape(self.shape).min(axis=0)
             high = coefficients.max(axis=0).reshape(self.shape).max(axis=0)
             ranges[begin] = low, high
+            coefficients = from_frequency_order(coefficients, self.shape[0], self.order)
             pieces[begin] = self.corpus.pack(coefficients, (int(low.min()), int(high.max())))
 
         run_rows(work, len(values), num_threads=num_threads, piece=_piece(len(values), self.corpus.row_length, 1))
@@ -202,6 +214,7 @@ class TokenizerFitter:
             scale=self.scale,
             time_horizon=self.shape[0],
             action_dim=self.shape[1],
+            order=self.order,
             normalizer=normalizer,
             coefficient_range=(int(self._low.min()), int(self._high.max())),
         )
@@ -224,6 +237,7 @@ class FastTokenizer:
         vocabulary: what the ids mean.
         scale: multiplier of the coefficients, one number or one per dimension.
         time_horizon, action_dim: shape [H, D] of a chunk; None only in published tokenizers that take any.
+        order: how the coefficients of a chunk follow each other; see `dct.Order`.
         normalizer: what the actions were normalised with, when known.
         coefficient_range: the smallest and largest coefficient of the fit, when known.
         metadata: content of metadata.json (data, settings and measurements of the fit), when known.
@@ -236,6 +250,7 @@ class FastTokenizer:
         scale: float | Sequence[float] = 10.0,
         time_horizon: int | None = None,
         action_dim: int | None = None,
+        order: Order = "frequency",
         normalizer: Normalizer | None = None,
         coefficient_range: tuple[int, int] | None = None,
     ) -> None:
@@ -243,6 +258,7 @@ class FastTokenizer:
 
         Raises:
             TokenizerError: settings that contradict each other.
+            UsageError: no such order.
         """
         for name, value in (("time_horizon", time_horizon), ("action_dim", action_dim)):
             if value is not None and value < 1:
@@ -256,6 +272,7 @@ class FastTokenizer:
         self.scale = checked_scale(scale, action_dim)
         self.time_horizon = time_horizon
         self.action_dim = action_dim
+        self.order = checked_order(order)
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
         self._scale_arrays: dict[int, FloatArray] = {}
@@ -274,6 +291,7 @@ class FastTokenizer:
         vocab_size: int = 1024,
         symbol_format: SymbolFormat = "plain",
         headroom: float | None = None,
+        order: Order = "frequency",
         normalizer: Normalizer | None = None,
         num_threads: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -287,6 +305,9 @@ class FastTokenizer:
             symbol_format: "plain", or "reference" for the byte-level format of published tokenizers.
             headroom: how far beyond the largest coefficient seen the plain alphabet reaches, as a share of it; never
                 more than a quarter of the free ids. The reference format has none.
+            order: "frequency" puts the coefficients of frequency 0 of all dimensions first, as published tokenizers do;
+                "dimension" all those of dimension 0. Fewer tokens on some data, and decoded as well; but LeRobot's
+                own policy cannot, and its use of such a tokenizer is an error.
             normalizer: what made the chunks; kept and saved with the tokenizer.
             num_threads: None means all processors. The result does not depend on it.
             progress: called with 1 after each merge.
@@ -294,11 +315,12 @@ class FastTokenizer:
         Raises:
             TokenizerError: no chunks, another shape, values that are not finite, more symbols than `vocab_size` (the
                 message names the dimensions, and what would fit).
+            UsageError: no such order or symbol format.
         """
         array = as_numbers(chunks, "action chunks")
         if array.ndim != 3:
             raise TokenizerError(f"fit needs chunks of shape [N, H, D], got {list(array.shape)}")
-        fitter = TokenizerFitter(array.shape[1], array.shape[2], scale=scale)
+        fitter = TokenizerFitter(array.shape[1], array.shape[2], scale=scale, order=order)
         for begin in range(0, len(array), 4096):
             fitter.add(array[begin : begin + 4096], num_threads=num_threads)
         return fitter.finish(
@@ -338,7 +360,7 @@ class FastTokenizer:
     def __repr__(self) -> str:
         return (
             f"FastTokenizer(vocab_size={self.vocab_size}, scale={self.scale}, time_horizon={self.time_horizon}, "
-            f"action_dim={self.action_dim}, symbol_format={self.symbol_format!r})"
+            f"action_dim={self.action_dim}, symbol_format={self.symbol_format!r}, order={self.order!r})"
         )
 
     def __eq__(self, other: object) -> bool:
@@ -427,6 +449,7 @@ class FastTokenizer:
                     low=vocabulary.low,
                     high=vocabulary.high,
                     value_limit=self._value_limit(horizon),
+                    order=self.order,
                 )
         return self._encoders[shape]
 
@@ -467,6 +490,7 @@ class FastTokenizer:
             first_row,
         )
         vocabulary.clip_holes(coefficients, saturations)
+        coefficients = from_frequency_order(coefficients, values.shape[1], self.order)
         return (*vocabulary.encode(coefficients), saturations)
 
     def _scales(self, action_dim: int) -> FloatArray:
@@ -572,7 +596,8 @@ class FastTokenizer:
                     problem = _problem(decoded, n, row, length, self.vocab_size)
                     if problem is not None:
                         problems[begin + n] = problem
-            dequantize_rows(decoded.coefficients, matrix, scales, values[begin:end])
+            coefficients = to_frequency_order(decoded.coefficients, horizon, self.order)
+            dequantize_rows(coefficients, matrix, scales, values[begin:end])
 
         piece = _piece(rows, length, num_threads) if rows > _LEAST_ROWS else _LEAST_ROWS
         run_rows(work, rows, num_threads=num_threads, piece=piece)
@@ -591,7 +616,9 @@ class FastTokenizer:
             if self.vocabulary.symbol_format != "plain":
                 return None
             values, bounds = self.vocabulary.expansion_arrays
-            decoder = self._decoders[horizon, size] = Decoder.create(values, bounds, horizon, self._scales(size))
+            decoder = self._decoders[horizon, size] = Decoder.create(
+                values, bounds, horizon, self._scales(size), self.order
+            )
         row = one_list_of_ids(ids)
         return None if row is None else decoder.decode(row)
 
@@ -762,6 +789,7 @@ class FastTokenizer:
             self.normalizer,
             self.coefficient_range,
             self.metadata,
+            self.order,
         )
 
     @staticmethod
@@ -875,6 +903,7 @@ class FastTokenizer:
                 scale=saved.scale,
                 time_horizon=saved.time_horizon,
                 action_dim=saved.action_dim,
+                order=saved.order,
                 normalizer=saved.normalizer,
                 coefficient_range=saved.coefficient_range,
             )
