@@ -474,6 +474,8 @@ def test_a_published_tokenizer_is_bound_to_the_policys_chunks() -> None:
     config = settings()
     processors = PolicyProcessors.from_statistics(config, statistics())
     other = FastTokenizer(action_tokenizer().vocabulary, scale=20.0, time_horizon=50, action_dim=14)
+    by_dimension = FastTokenizer(published_tokenizer().vocabulary, order="dimension")
+    assert bound_tokenizer(by_dimension, config, processors).order == "dimension"
     for tokenizer in (published_tokenizer(), other):
         bound = bound_tokenizer(tokenizer, config, processors)
         assert (bound.time_horizon, bound.action_dim, bound.scale) == (HORIZON, ACTION, 20.0)

@@ -449,9 +449,7 @@ def _fit_several(config: TokenizerTrainingConfig, push: PushTarget | None, begun
     parts: list[dict[str, Any]] = []
     uses = np.zeros(tokenizer.vocab_size, np.int64)
     for fit, normalizer, fitter in zip(fits, normalizers, fitters, strict=True):
-        bound = FastTokenizer(
-            tokenizer.vocabulary, scale=config.scale, time_horizon=config.action_horizon, action_dim=fit.selection.size
-        )
+        bound = tokenizer.bound(config.action_horizon, fit.selection.size)
         distortion, measured_on = fit.measure(bound, normalizer)
         measured.append(Measured(distortion, normalizer, measured_on))
         lengths, own = fitter.token_usage(bound)

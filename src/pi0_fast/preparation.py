@@ -323,11 +323,9 @@ def bound_tokenizer(tokenizer: FastTokenizer, config: PI0FastConfig, processors:
     name = config.action_tokenizer_name
     if tokenizer.coefficient_range is None and tokenizer.normalizer is None:
         try:
-            bound = FastTokenizer(tokenizer.vocabulary, scale=tokenizer.scale, time_horizon=horizon, action_dim=size)
+            return tokenizer.bound(horizon, size)
         except TokenizerError as error:
             raise PolicyError(f"the action tokenizer {name!r} does not suit {size} dimensions: {error}") from error
-        bound.metadata = tokenizer.metadata
-        return bound
     if (tokenizer.time_horizon, tokenizer.action_dim) != (horizon, size):
         raise PolicyError(
             f"the action tokenizer {name!r} was fitted on chunks of {tokenizer.time_horizon} steps and "

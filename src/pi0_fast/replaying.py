@@ -159,9 +159,7 @@ def _load_tokenizer(config: ReplayConfig, reader: LeRobotReader, key: str) -> tu
             f"{horizon} steps"
         )
     if tokenizer.time_horizon is None or tokenizer.action_dim is None:
-        bound = FastTokenizer(tokenizer.vocabulary, scale=tokenizer.scale, time_horizon=horizon, action_dim=size)
-        bound.normalizer, bound.metadata = tokenizer.normalizer, tokenizer.metadata
-        return bound, horizon
+        return tokenizer.bound(horizon, size), horizon
     return tokenizer, horizon
 
 

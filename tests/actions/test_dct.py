@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.fft import dct, idct
 
-from pi0_fast.actions.dct import dct_matrix, dequantize_rows, quantize_rows
+from pi0_fast.actions.dct import (
+    ORDERS,
+    checked_order,
+    dct_matrix,
+    dequantize_rows,
+    from_frequency_order,
+    quantize_rows,
+    to_frequency_order,
+)
+from pi0_fast.types import UsageError
 
 SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 33), st.integers(1, 7))
 
@@ -33,6 +42,29 @@ def dequantize(coefficients: Any, horizon: int, size: int, scale: Any = 10.0) ->
     out = np.full((len(rows), horizon, size), 77, np.float32)
     dequantize_rows(rows, dct_matrix(horizon), scales, out)
     return out
+
+
+# --- orders -------------------------------------------------------------------------------------------------
+
+
+def test_orders_by_hand() -> None:
+    """Two frequencies of three dimensions: tens are the frequency, ones the dimension."""
+    rows = np.array([[0, 1, 2, 10, 11, 12]], np.int32)
+    np.testing.assert_array_equal(from_frequency_order(rows, 2, "frequency"), rows)
+    np.testing.assert_array_equal(from_frequency_order(rows, 2, "dimension"), [[0, 10, 1, 11, 2, 12]])
+
+
+@given(horizon=st.integers(1, 9), size=st.integers(1, 9), rows=st.integers(0, 4), order=st.sampled_from(ORDERS))
+def test_orders_are_undone(horizon: int, size: int, rows: int, order: Any) -> None:
+    numbers = np.arange(rows * horizon * size, dtype=np.int32).reshape(rows, horizon * size)
+    turned = from_frequency_order(numbers, horizon, order)
+    assert turned.flags.c_contiguous
+    np.testing.assert_array_equal(to_frequency_order(turned, horizon, order), numbers)
+
+
+def test_an_unknown_order_names_the_known() -> None:
+    with pytest.raises(UsageError, match="one of frequency, dimension, not 'zigzag'"):
+        checked_order("zigzag")
 
 
 # --- by hand ------------------------------------------------------------------------------------------------

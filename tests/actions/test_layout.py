@@ -73,7 +73,7 @@ def load(processing: ModuleType, directory: Path) -> Any:
     return getattr(processing, saved["processor_class"])(StandInTokenizer(directory / layout.TOKENIZER), **arguments)
 
 
-@pytest.fixture(scope="module", params=["plain", "per_dimension", "reference"])
+@pytest.fixture(scope="module", params=["plain", "per_dimension", "reference", "dimension_first"])
 def pair(
     request: pytest.FixtureRequest, processing: ModuleType, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[FastTokenizer, Any]:
@@ -81,7 +81,8 @@ def pair(
     walks = np.cumsum(np.random.default_rng(0).normal(0, 0.2, (400, 6, 4)), axis=1)
     scale: Any = [4.0, 8.0, 12.0, 20.0] if request.param == "per_dimension" else 10
     symbol_format: Any = "reference" if request.param == "reference" else "plain"
-    tokenizer = FastTokenizer.fit(walks, scale=scale, vocab_size=300, symbol_format=symbol_format)
+    order: Any = "dimension" if request.param == "dimension_first" else "frequency"
+    tokenizer = FastTokenizer.fit(walks, scale=scale, vocab_size=300, symbol_format=symbol_format, order=order)
     directory = tmp_path_factory.mktemp("saved") / "tokenizer"
     tokenizer.save_pretrained(directory)
     return tokenizer, load(processing, directory)
@@ -139,6 +140,16 @@ def test_what_is_no_normalised_action_is_refused_by_both(pair: tuple[FastTokeniz
     for encode in (pair[0].encode, pair[1]):
         with pytest.raises(ValueError, match="row 2, step 1, dimension 3 is"):
             encode(chunks)
+
+
+def test_whoever_decodes_frequency_by_frequency_is_refused(processing: ModuleType, tmp_path: Path) -> None:
+    """LeRobot's policy turns errors in the characters and in min_token into zeros, but not one in reading the scale."""
+    walks = np.cumsum(np.random.default_rng(0).normal(0, 0.2, (100, 6, 4)), axis=1)
+    FastTokenizer.fit(walks, vocab_size=200, order="dimension").save_pretrained(tmp_path / "it")
+    processor = load(processing, tmp_path / "it")
+    with pytest.raises(ValueError, match=r"order 'dimension', but .* LeRobot's .*decode\(\).*--order freq"):
+        processor.scale  # noqa: B018
+    assert vars(processor)["scale"] == 10.0
 
 
 def test_every_named_file_is_saved(pair: tuple[FastTokenizer, Any], tmp_path: Path) -> None:

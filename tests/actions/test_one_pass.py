@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pi0_fast import FastTokenizer
+from pi0_fast.actions.dct import ORDERS, Order
 from pi0_fast.actions.one_pass import REPORT
 from pi0_fast.types import TokenizerError
 
@@ -20,8 +21,9 @@ def smooth(rows: int, horizon: int, size: int, seed: int, spread: float = 1.0) -
     return walk.astype(np.float32)
 
 
-def fitted(horizon: int, size: int, seed: int, vocab_size: int = 300) -> FastTokenizer:
-    return FastTokenizer.fit(np.clip(smooth(80, horizon, size, seed), -2, 2), scale=6.0, vocab_size=vocab_size)
+def fitted(horizon: int, size: int, seed: int, vocab_size: int = 300, order: Order = "frequency") -> FastTokenizer:
+    chunks = np.clip(smooth(80, horizon, size, seed), -2, 2)
+    return FastTokenizer.fit(chunks, scale=6.0, vocab_size=vocab_size, order=order)
 
 
 @settings(max_examples=60)
@@ -30,10 +32,11 @@ def fitted(horizon: int, size: int, seed: int, vocab_size: int = 300) -> FastTok
     size=st.integers(1, 7),
     seed=st.integers(0, 1000),
     spread=st.sampled_from([0.1, 1.0, 9.0]),
+    order=st.sampled_from(ORDERS),
 )
-def test_encoding_equals_the_steps(horizon: int, size: int, seed: int, spread: float) -> None:
+def test_encoding_equals_the_steps(horizon: int, size: int, seed: int, spread: float, order: Order) -> None:
     """Also where coefficients are beyond the vocabulary, and are clipped and counted."""
-    tokenizer = fitted(horizon, size, seed)
+    tokenizer = fitted(horizon, size, seed, order=order)
     chunks = smooth(9, horizon, size, seed + 1, spread)
     encoder = tokenizer._encoder(horizon, size)
     assert encoder is not None
@@ -48,9 +51,9 @@ def test_encoding_equals_the_steps(horizon: int, size: int, seed: int, spread: f
 
 
 @settings(max_examples=40)
-@given(horizon=st.integers(1, 21), size=st.integers(1, 7), seed=st.integers(0, 1000))
-def test_one_list_decodes_as_in_a_batch(horizon: int, size: int, seed: int) -> None:
-    tokenizer = fitted(horizon, size, seed)
+@given(horizon=st.integers(1, 21), size=st.integers(1, 7), seed=st.integers(0, 1000), order=st.sampled_from(ORDERS))
+def test_one_list_decodes_as_in_a_batch(horizon: int, size: int, seed: int, order: Order) -> None:
+    tokenizer = fitted(horizon, size, seed, order=order)
     rows = tokenizer.encode(smooth(4, horizon, size, seed + 1))
     together = tokenizer.decode(rows)
     for row, chunk in zip(rows, together, strict=True):

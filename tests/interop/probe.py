@@ -21,7 +21,7 @@ import transformers
 from scipy.fft import idct
 from transformers import AutoProcessor
 
-FIELDS = ("scale", "vocab_size", "min_token", "time_horizon", "action_dim", "order")
+FIELDS = ("vocab_size", "min_token", "time_horizon", "action_dim", "order")
 
 
 def what_it_raises(call: Callable[[], Any]) -> str:
@@ -44,6 +44,11 @@ def as_lerobot(tokenizer: Any, row: list[int], horizon: int, size: int) -> np.nd
     return idct(levels.reshape(horizon, size) / tokenizer.scale, axis=0, norm="ortho")
 
 
+def fields(tokenizer: Any) -> dict[str, Any]:
+    """Settings; not through the attribute `scale`, which is not for every reader."""
+    return {**{name: getattr(tokenizer, name) for name in FIELDS}, "scale": vars(tokenizer)["scale"]}
+
+
 def errors(tokenizer: Any, chunks: np.ndarray, ids: list[list[int]], shape: dict[str, int]) -> dict[str, str]:
     horizon = chunks.shape[1]
     bad = {
@@ -61,7 +66,7 @@ def errors(tokenizer: Any, chunks: np.ndarray, ids: list[list[int]], shape: dict
         "one step": lambda: tokenizer(chunks[0, 0]),
         "fewer dimensions": lambda: tokenizer(chunks[:, :, :-1]),
         "other horizon": lambda: tokenizer.decode(ids, time_horizon=horizon + 1),
-        "order": lambda: type(tokenizer)(tokenizer.bpe_tokenizer, order="dimension"),
+        "order": lambda: type(tokenizer)(tokenizer.bpe_tokenizer, order="zigzag"),
         "scale": lambda: type(tokenizer)(tokenizer.bpe_tokenizer, scale=[1.0, 0.0]),
     }
     return {name: what_it_raises(call) for name, call in bad.items()}
@@ -80,8 +85,8 @@ def main(job: dict[str, Any]) -> None:
         "transformers": transformers.__version__,
         "pi0_fast is there": importlib.util.find_spec("pi0_fast") is not None,
         "class": type(tokenizer).__name__,
-        "fields": {name: getattr(tokenizer, name) for name in FIELDS},
-        "fields again": {name: getattr(again, name) for name in FIELDS},
+        "fields": fields(tokenizer),
+        "fields again": fields(again),
         "ids": ids,
         "ids again": again(chunks),
         "ids of other layouts": [
@@ -93,14 +98,16 @@ def main(job: dict[str, Any]) -> None:
         "of nothing": [tokenizer(chunks[:0]), list(tokenizer.decode([], **shape).shape)],
         "texts": [inner.decode(row) for row in texts],
         "errors": errors(tokenizer, chunks, ids, shape),
+        "as lerobot": what_it_raises(lambda: as_lerobot(tokenizer, ids[0], *chunks.shape[1:])),
     }
     values = {
         "decoded": tokenizer.decode(ids, **shape),
         "one flat": tokenizer.decode(ids[0], **shape),
         "flat array": tokenizer.decode(np.array(ids[0]), **shape),
         "kept special": tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True, **shape),
-        "as lerobot": np.stack([as_lerobot(tokenizer, row, *chunks.shape[1:]) for row in ids]),
     }
+    if tokenizer.order == "frequency":
+        values["as lerobot"] = np.stack([as_lerobot(tokenizer, row, *chunks.shape[1:]) for row in ids])
     results = Path(job["results"])
     results.with_suffix(".json").write_text(json.dumps(report))
     np.savez(results.with_suffix(".npz"), **values)

@@ -181,8 +181,8 @@ class UniversalActionProcessor(ProcessorMixin):
         """
         if self.order != "frequency":
             raise ValueError(
-                f"this action tokenizer flattens in the order {self.order!r}, but its scale was asked for, as by LeRobot's "
-                "pi0_fast policy, which decodes by itself, frequency by frequency: that would give wrong actions. "
+                f"this action tokenizer flattens in the order {self.order!r}, but its scale was asked for, as by "
+                "LeRobot's pi0_fast policy, which decodes by itself, frequency by frequency, and would go wrong. "
                 "Decode with this processor's decode() or with pi0-fast, or fit a tokenizer with --order frequency"
             )
         found: float | list[float] = self.__dict__["scale"]

@@ -10,6 +10,7 @@ A chunk of H = 4 steps and D = 1 dimension that stays at 0.5 has the coefficient
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import tempfile
@@ -263,11 +264,7 @@ class FastTokenizer:
         for name, value in (("time_horizon", time_horizon), ("action_dim", action_dim)):
             if value is not None and value < 1:
                 raise TokenizerError(f"{name} must be at least 1, got {value}")
-        if normalizer is not None and action_dim is not None and normalizer.size != action_dim:
-            raise TokenizerError(
-                f"the normaliser has {normalizer.size} dimensions, the tokenizer {action_dim}: they belong to "
-                "different data"
-            )
+        _check_size(normalizer, action_dim)
         self.vocabulary = vocabulary
         self.scale = checked_scale(scale, action_dim)
         self.time_horizon = time_horizon
@@ -331,6 +328,18 @@ class FastTokenizer:
             num_threads=num_threads,
             progress=progress,
         )
+
+    def bound(self, time_horizon: int, action_dim: int) -> FastTokenizer:
+        """The same tokenizer for chunks [time_horizon, action_dim], whatever it was for.
+
+        Raises:
+            TokenizerError: its scales or its normaliser are for another number of dimensions.
+        """
+        found = copy.copy(self)
+        found.time_horizon, found.action_dim = time_horizon, action_dim
+        found.scale = checked_scale(self.scale, action_dim)
+        _check_size(self.normalizer, action_dim)
+        return found
 
     # --- properties -------------------------------------------------------------------------------------------------
 
@@ -917,6 +926,14 @@ def _as_path(directory: Any) -> Path:
     if not isinstance(directory, (str, os.PathLike)) or "\0" in os.fspath(directory):
         raise TokenizerError(f"the directory of a tokenizer must be a path, not {directory!r}")
     return Path(directory).expanduser()
+
+
+def _check_size(normalizer: Normalizer | None, action_dim: int | None) -> None:
+    if normalizer is not None and action_dim is not None and normalizer.size != action_dim:
+        raise TokenizerError(
+            f"the normaliser has {normalizer.size} dimensions, the tokenizer {action_dim}: they belong to "
+            "different data"
+        )
 
 
 def _mode_hint(normalizer: Normalizer | None) -> str:
