@@ -25,7 +25,7 @@ ROOMS = [
     ["policy_config"],
     ["simulation_config"],
     ["train_config"],
-    ["record_config", "eval_config"],
+    ["record_config", "eval_config", "convert_config"],
     ["text_tokenizer"],
     ["prompt"],
     ["processors"],
@@ -34,6 +34,7 @@ ROOMS = [
     ["preparation"],
     ["checkpoint"],
     ["policy"],
+    ["openpi"],
     ["reports"],
     ["dataset_chunks"],
     ["inspection"],
@@ -60,6 +61,7 @@ ACTIONS = [
     "one_pass",
     "reference_format",
     "vocabulary",
+    "rate_distortion",
     "grammar",
 ]
 ACTIONS += [
@@ -79,7 +81,8 @@ TRAINING = ["launch", "watch", "processes", "sharding"]
 TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora", "setup", "audit"]
 TRAINING += ["mixture_report"]
 TRAINING += ["optimizer", "metrics", "baselines", "validation", "simulation", "loop"]
-INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING}
+OPENPI = ["orbax", "leaves", "filling", "statistics", "convert"]
+INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING, "openpi": OPENPI}
 
 
 def _rank(rooms: list[list[str]], name: str) -> int:
@@ -125,6 +128,7 @@ def run_without(names: tuple[str, ...], code: str) -> None:
 
 
 FOREIGN = ("transformers", "lerobot", "draccus", "accelerate", "av", "metaworld", "libero", "gymnasium", "mujoco")
+FOREIGN += ("tensorstore", "orbax", "jax")
 
 
 @pytest.mark.parametrize("module", ["pi0_fast", "pi0_fast.fitting", "pi0_fast.cli", "pi0_fast.actions.tokenizer"])

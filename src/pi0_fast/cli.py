@@ -15,6 +15,7 @@ from typing import Any
 
 from pi0_fast import __version__
 from pi0_fast.configs import DemoConfig, InspectConfig, TokenizerTrainingConfig
+from pi0_fast.convert_config import ConvertConfig, parse_convert
 from pi0_fast.display import shown_warnings
 from pi0_fast.eval_config import EvalConfig, parse_eval
 from pi0_fast.parsing import help_text, nearest, parse
@@ -76,6 +77,18 @@ def _replay(config: ReplayConfig) -> None:
         print_table(title, rows, headers)
 
 
+def _convert(config: ConvertConfig) -> None:
+    from pi0_fast.display import print_table
+
+    try:
+        from pi0_fast.openpi.convert import convert
+    except ImportError as error:
+        raise UsageError(f"converting needs {error.name}: pip install 'pi0-fast[openpi]'") from error
+
+    for title, rows, headers in convert(config).tables():
+        print_table(title, rows, headers)
+
+
 def _demo(config: DemoConfig) -> None:
     from pi0_fast.demo import run
 
@@ -114,6 +127,12 @@ COMMANDS = {
     "record": Command("Record a simulator's scripted expert as a LeRobot dataset.", RecordConfig, _record),
     "replay": Command(
         "Execute a dataset's actions in the simulator again, also through a tokenizer.", ReplayConfig, _replay
+    ),
+    "convert": Command(
+        "Convert a checkpoint of openpi's pi0-FAST: pi0-fast convert --from openpi CHECKPOINT OUTPUT [flags].",
+        ConvertConfig,
+        _convert,
+        parse_convert,
     ),
     "demo": Command("Record, fit, train and drive a small policy in a simulator: the whole story.", DemoConfig, _demo),
 }
