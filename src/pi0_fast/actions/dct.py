@@ -13,7 +13,7 @@ With H = 2 and D = 3 the coefficients (frequency, dimension) follow each other a
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pi0_fast._kernels import inlined, kernel
 from pi0_fast.types import UsageError
 
-IntArray = npt.NDArray[np.int32]
+NumberArray = TypeVar("NumberArray", npt.NDArray[np.int32], npt.NDArray[np.float32])
 
 #: How the coefficients of a chunk follow each other: all dimensions of frequency 0 first, or all frequencies of
 #: dimension 0 first. The zeros of a dimension that hardly moves are then neighbours, and merge.
@@ -53,17 +53,17 @@ def checked_order(order: str) -> Order:
     raise UsageError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
 
 
-def from_frequency_order(coefficients: IntArray, horizon: int, order: Order) -> IntArray:
-    """Rows of a chunk's coefficients, int32 [N, H*D], from the order "frequency" into another."""
+def from_frequency_order(coefficients: NumberArray, horizon: int, order: Order) -> NumberArray:
+    """Rows of a chunk's coefficients, [N, H*D], from the order "frequency" into another."""
     return coefficients if order == "frequency" else _turned(coefficients, horizon)
 
 
-def to_frequency_order(coefficients: IntArray, horizon: int, order: Order) -> IntArray:
+def to_frequency_order(coefficients: NumberArray, horizon: int, order: Order) -> NumberArray:
     """The inverse of `from_frequency_order`."""
     return coefficients if order == "frequency" else _turned(coefficients, coefficients.shape[1] // horizon)
 
 
-def _turned(rows: IntArray, height: int) -> IntArray:
+def _turned(rows: NumberArray, height: int) -> NumberArray:
     """Each row [height * width] as a matrix, transposed."""
     turned = rows.reshape(len(rows), height, rows.shape[1] // height).swapaxes(1, 2)
     return np.ascontiguousarray(turned).reshape(rows.shape)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from pi0_fast.actions import layout
 from pi0_fast.actions.dct import Order, checked_order
-from pi0_fast.actions.inputs import checked_scale
+from pi0_fast.actions.inputs import checked_max_error, checked_rate_weight, checked_scale
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.vocabulary import Vocabulary
 from pi0_fast.swap import (
@@ -43,6 +43,8 @@ VOCABULARY_TEXT = "vocabulary.txt"
 REPORT_FOLDER, REPORT = "report", "report.json"
 #: Key of config.json that holds `Saved.fingerprint`; published tokenizers have none.
 FINGERPRINT = "fingerprint"
+#: Keys of config.json that say how to encode; decoding does not ask.
+RATE_WEIGHT, MAX_ERROR = "rate_weight", "max_error"
 #: How often a directory is read that is being replaced or filled just now, and the seconds between.
 READ_TRIES, READ_PAUSE = 20, 0.01
 #: Every file that `save_directory` may write.
@@ -58,6 +60,7 @@ class Saved:
     Attributes:
         vocabulary, scale, time_horizon, action_dim, normalizer, coefficient_range: as in `FastTokenizer`.
         metadata: content of metadata.json, if there is one.
+        order, rate_weight, max_error: as in `FastTokenizer`.
     """
 
     vocabulary: Vocabulary
@@ -68,6 +71,8 @@ class Saved:
     coefficient_range: tuple[int, int] | None
     metadata: Mapping[str, Any] | None = None
     order: Order = "frequency"
+    rate_weight: float = 0.0
+    max_error: float | list[float] | None = None
 
     def config(self) -> dict[str, Any]:
         """The content of config.json: every setting."""
@@ -81,6 +86,11 @@ class Saved:
             order=self.order,
         )
         config["coefficient_range"] = None if self.coefficient_range is None else list(self.coefficient_range)
+        # Only where they are set, so that the others' fingerprints are what they were before there were these.
+        if self.rate_weight:
+            config[RATE_WEIGHT] = self.rate_weight
+        if self.max_error is not None:
+            config[MAX_ERROR] = self.max_error
         return config
 
     def fingerprint(self) -> str:
@@ -282,12 +292,14 @@ def _read_once(folder: Path) -> Saved:
     low_high = [_whole(value, "coefficient_range", folder / layout.CONFIG) for value in seen or []]
     saved = Saved(
         vocabulary=vocabulary,
-        scale=_scale(settings["scale"], size, place),
+        scale=_checked(checked_scale, settings["scale"], size, place=place),
         time_horizon=horizon,
         action_dim=size,
         normalizer=_read_normalizer(folder / NORMALIZER),
         coefficient_range=(low_high[0], low_high[1]) if low_high else None,
         order=order,
+        rate_weight=_checked(checked_rate_weight, own.get(RATE_WEIGHT, 0.0), place=folder / layout.CONFIG),
+        max_error=_checked(checked_max_error, own.get(MAX_ERROR), size, place=folder / layout.CONFIG),
         metadata=_read_json(folder / METADATA) if (folder / METADATA).is_file() else None,
     )
     if FINGERPRINT in own and own[FINGERPRINT] != saved.fingerprint():
@@ -295,9 +307,9 @@ def _read_once(folder: Path) -> Saved:
     return saved
 
 
-def _scale(value: Any, action_dim: int | None, place: Path) -> float | list[float]:
+def _checked(check: Callable[..., Any], *values: Any, place: Path) -> Any:
     try:
-        return checked_scale(value, action_dim)
+        return check(*values)
     except TokenizerError as error:
         raise TokenizerError(f"{place}: {error}") from error
 

@@ -36,6 +36,26 @@ def checked_scale(scale: float | Sequence[float], action_dim: int | None) -> flo
     return float(array) if array.ndim == 0 else [float(value) for value in array]
 
 
+def checked_rate_weight(rate_weight: Any) -> float:
+    """A finite number of at least 0."""
+    array = as_numbers(rate_weight, "rate_weight").astype(np.float64)
+    if array.ndim or not 0 <= array < np.inf:
+        raise TokenizerError(f"rate_weight must be a number of at least 0, not {rate_weight!r}")
+    return float(array)
+
+
+def checked_max_error(max_error: Any, action_dim: int | None) -> float | list[float] | None:
+    """None, one positive number, or one for each dimension; infinite is no bound."""
+    if max_error is None:
+        return None
+    array = as_numbers(max_error, "max_error").astype(np.float64)
+    if array.ndim > 1 or array.size == 0 or not (array > 0).all():
+        raise TokenizerError(f"max_error must be a positive number, or one per dimension; got {max_error!r}")
+    if array.ndim == 1 and action_dim is not None and len(array) != action_dim:
+        raise TokenizerError(f"max_error has {len(array)} values for {action_dim} dimensions")
+    return float(array) if array.ndim == 0 else [float(value) for value in array]
+
+
 def scale_array(scale: float | list[float], action_dim: int) -> FloatArray:
     scales = np.asarray(scale, np.float32)
     if scales.ndim == 1 and len(scales) != action_dim:

@@ -50,6 +50,8 @@ from pi0_fast.actions.inputs import (
     as_chunks,
     as_rows_of_ids,
     checked_hold,
+    checked_max_error,
+    checked_rate_weight,
     checked_scale,
     one_list_of_ids,
     scale_array,
@@ -57,6 +59,7 @@ from pi0_fast.actions.inputs import (
 from pi0_fast.actions.model_card import MODEL_CARD, is_hub_id, model_card
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.one_pass import REPORT, Decoder, Encoder
+from pi0_fast.actions.rate_distortion import PathEncoder
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
 from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
 from pi0_fast.types import TokenizerError, UsageError
@@ -64,6 +67,8 @@ from pi0_fast.types import TokenizerError, UsageError
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
 LongArray = npt.NDArray[np.int64]
+DoubleArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 OnError = Literal["raise", "pad", "hold"]
 
 #: Coefficients handed to a kernel at a time: half a megabyte, which stays in the processor's cache.
@@ -83,11 +88,13 @@ class EncodeInfo:
     Attributes:
         saturations: coefficients clipped, because the vocabulary has no symbol for them.
         token_counts: ids.
+        over_error: bool [N]; rows that no encoding keeps within `max_error`, and that got the ids of the plain one.
         clipped_values: values that the normaliser clipped; only `encode_actions` knows, else None.
     """
 
     saturations: IntArray
     token_counts: IntArray
+    over_error: BoolArray
     clipped_values: IntArray | None = None
 
 
@@ -180,6 +187,8 @@ class TokenizerFitter:
         symbol_format: SymbolFormat = "plain",
         headroom: float | None = None,
         normalizer: Normalizer | None = None,
+        rate_weight: float = 0.0,
+        max_error: float | Sequence[float] | None = None,
         num_threads: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> FastTokenizer:
@@ -218,10 +227,15 @@ class TokenizerFitter:
             order=self.order,
             normalizer=normalizer,
             coefficient_range=(int(self._low.min()), int(self._high.max())),
+            rate_weight=rate_weight,
+            max_error=max_error,
         )
 
     def token_usage(self, tokenizer: FastTokenizer) -> tuple[IntArray, LongArray]:
-        """What the fitted chunks become: tokens of each, int32 [N], and uses of each id, int64 [vocab_size]."""
+        """What the fitted chunks become: tokens of each, int32 [N], and uses of each id, int64 [vocab_size].
+
+        By plain encoding, whatever the tokenizer's `rate_weight`: only their rounded coefficients are kept.
+        """
         lengths: list[IntArray] = []
         uses = np.zeros(tokenizer.vocab_size, np.int64)
         for block in self.corpus.blocks():
@@ -241,6 +255,7 @@ class FastTokenizer:
         order: how the coefficients of a chunk follow each other; see `dct.Order`.
         normalizer: what the actions were normalised with, when known.
         coefficient_range: the smallest and largest coefficient of the fit, when known.
+        rate_weight, max_error: how chunks are encoded where `encode` is not told otherwise.
         metadata: content of metadata.json (data, settings and measurements of the fit), when known.
     """
 
@@ -254,6 +269,8 @@ class FastTokenizer:
         order: Order = "frequency",
         normalizer: Normalizer | None = None,
         coefficient_range: tuple[int, int] | None = None,
+        rate_weight: float = 0.0,
+        max_error: float | Sequence[float] | None = None,
     ) -> None:
         """Join a vocabulary with its settings; `fit` and `from_pretrained` are the usual ways.
 
@@ -272,6 +289,9 @@ class FastTokenizer:
         self.order = checked_order(order)
         self.normalizer = normalizer
         self.coefficient_range = coefficient_range
+        self.rate_weight = checked_rate_weight(rate_weight)
+        self.max_error = checked_max_error(max_error, action_dim)
+        self._path_encoders: dict[tuple[int, int], PathEncoder] = {}
         self._scale_arrays: dict[int, FloatArray] = {}
         self._decoders: dict[tuple[int, int], Decoder] = {}
         self._encoders: dict[tuple[int, int], Encoder | None] = {}
@@ -290,6 +310,8 @@ class FastTokenizer:
         headroom: float | None = None,
         order: Order = "frequency",
         normalizer: Normalizer | None = None,
+        rate_weight: float = 0.0,
+        max_error: float | Sequence[float] | None = None,
         num_threads: int | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> FastTokenizer:
@@ -306,6 +328,7 @@ class FastTokenizer:
                 "dimension" all those of dimension 0. Fewer tokens on some data, and decoded as well; but LeRobot's
                 own policy cannot, and its use of such a tokenizer is an error.
             normalizer: what made the chunks; kept and saved with the tokenizer.
+            rate_weight, max_error: how the tokenizer encodes (see `encode`); the vocabulary does not depend on them.
             num_threads: None means all processors. The result does not depend on it.
             progress: called with 1 after each merge.
 
@@ -325,6 +348,8 @@ class FastTokenizer:
             symbol_format=symbol_format,
             headroom=headroom,
             normalizer=normalizer,
+            rate_weight=rate_weight,
+            max_error=max_error,
             num_threads=num_threads,
             progress=progress,
         )
@@ -338,6 +363,7 @@ class FastTokenizer:
         found = copy.copy(self)
         found.time_horizon, found.action_dim = time_horizon, action_dim
         found.scale = checked_scale(self.scale, action_dim)
+        found.max_error = checked_max_error(self.max_error, action_dim)
         _check_size(self.normalizer, action_dim)
         return found
 
@@ -381,21 +407,45 @@ class FastTokenizer:
 
     @overload
     def encode(
-        self, chunks: Any, *, return_info: Literal[False] = False, num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[False] = False,
+        num_threads: int | None = None,
     ) -> list[list[int]]: ...
 
     @overload
     def encode(
-        self, chunks: Any, *, return_info: Literal[True], num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[True],
+        num_threads: int | None = None,
     ) -> tuple[list[list[int]], EncodeInfo]: ...
 
     def encode(
-        self, chunks: Any, *, return_info: bool = False, num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: bool = False,
+        num_threads: int | None = None,
     ) -> list[list[int]] | tuple[list[list[int]], EncodeInfo]:
         """Token ids of normalised chunks.
 
         Args:
             chunks: [N, H, D] or one chunk [H, D]; numpy or torch, any numeric dtype.
+            rate_weight: how many squared (scaled) coefficients of error a token is worth: where that saves tokens,
+                coefficients are not rounded to the nearest. 0 is plain encoding, as published; None: the tokenizer's
+                own. Never makes a row longer.
+            max_error: the largest error of any single action in the decoded chunk, in the units of `chunks`; one
+                number, or one per dimension; None: the tokenizer's own; infinite: none. Rows that cannot be kept
+                within it at this scale are encoded plainly, and marked in the info.
             return_info: also return an `EncodeInfo`.
             num_threads: None means all processors.
 
@@ -408,11 +458,12 @@ class FastTokenizer:
         """
         values = as_chunks(chunks, (self.time_horizon, self.action_dim))
         encoder = self._encoder(values.shape[1], values.shape[2])
-        if encoder is not None and len(values) == 1 and not return_info:
+        rate, bounds = self._trade(rate_weight, max_error, values.shape[2])
+        if encoder is not None and len(values) == 1 and not return_info and not rate:
             out, written = encoder.encode(values)
             if written >= 0:
                 return [out[REPORT : REPORT + written].tolist()]
-        flat, lengths, info = self._encode(values, encoder, num_threads)
+        flat, lengths, info = self._encode(values, encoder, rate, bounds, num_threads)
         ids = flat.tolist()
         ends = np.cumsum(lengths).tolist()
         rows = [ids[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
@@ -424,23 +475,43 @@ class FastTokenizer:
 
     @overload
     def encode_padded(
-        self, chunks: Any, *, return_info: Literal[False] = False, num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[False] = False,
+        num_threads: int | None = None,
     ) -> tuple[IntArray, IntArray]: ...
 
     @overload
     def encode_padded(
-        self, chunks: Any, *, return_info: Literal[True], num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[True],
+        num_threads: int | None = None,
     ) -> tuple[IntArray, IntArray, EncodeInfo]: ...
 
     def encode_padded(
-        self, chunks: Any, *, return_info: bool = False, num_threads: int | None = None
+        self,
+        chunks: Any,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: bool = False,
+        num_threads: int | None = None,
     ) -> tuple[IntArray, IntArray] | tuple[IntArray, IntArray, EncodeInfo]:
         """Token ids as arrays: ids int32 [N, T] with -1 after the end of each row, and lengths int32 [N].
 
         T is the longest row's length. Arguments and errors as in `encode`.
         """
         values = as_chunks(chunks, (self.time_horizon, self.action_dim))
-        flat, lengths, info = self._encode(values, self._encoder(values.shape[1], values.shape[2]), num_threads)
+        encoder = self._encoder(values.shape[1], values.shape[2])
+        rate, bounds = self._trade(rate_weight, max_error, values.shape[2])
+        flat, lengths, info = self._encode(values, encoder, rate, bounds, num_threads)
         ids = scatter_rows(flat, lengths, -1)
         return (ids, lengths, info) if return_info else (ids, lengths)
 
@@ -462,45 +533,76 @@ class FastTokenizer:
                 )
         return self._encoders[shape]
 
+    def _path_encoder(self, horizon: int, action_dim: int) -> PathEncoder:
+        """What encodes chunks of that shape by their rate and distortion."""
+        shape = (horizon, action_dim)
+        if shape not in self._path_encoders:
+            scales = self._scales(action_dim)
+            self._path_encoders[shape] = PathEncoder.create(self.vocabulary, horizon, scales, self.order)
+        return self._path_encoders[shape]
+
+    def _trade(self, rate_weight: float | None, max_error: Any, action_dim: int) -> tuple[float, DoubleArray | None]:
+        """The rate weight and the bounds, float64 [D], that one call asks for."""
+        rate = self.rate_weight if rate_weight is None else checked_rate_weight(rate_weight)
+        bound = self.max_error if max_error is None else checked_max_error(max_error, action_dim)
+        if bound is None:
+            return rate, None
+        bounds = np.asarray(bound, np.float64)
+        return rate, None if np.isinf(bounds).all() else np.broadcast_to(bounds, (action_dim,))
+
     def _encode(
-        self, values: FloatArray, encoder: Encoder | None, num_threads: int | None
+        self,
+        values: FloatArray,
+        encoder: Encoder | None,
+        rate: float,
+        bounds: DoubleArray | None,
+        num_threads: int | None,
     ) -> tuple[IntArray, IntArray, EncodeInfo]:
         """All ids, row after row, and how many each row has."""
-        pieces: dict[int, tuple[IntArray, IntArray, IntArray]] = {}
+        pieces: dict[int, tuple[IntArray, IntArray, IntArray, BoolArray]] = {}
+        if rate or bounds is not None:
+            self._path_encoder(values.shape[1], values.shape[2])  # made once, not by every thread
 
         def work(begin: int, end: int) -> None:
             part = values[begin:end]
-            if encoder is not None:
+            if encoder is not None and not rate and bounds is None:
                 out, written = encoder.encode(part)
                 if written >= 0:
                     first = REPORT * len(part)
                     report = out[:first].reshape(-1, REPORT)
                     # Copied, so that the room of the others is free again.
-                    pieces[begin] = out[first : first + written].copy(), report[:, 0].copy(), report[:, 1].copy()
+                    ids, lengths, saturations = out[first : first + written], report[:, 0], report[:, 1]
+                    pieces[begin] = ids.copy(), lengths.copy(), saturations.copy(), np.zeros(len(part), np.bool_)
                     return
-            pieces[begin] = self._encode_in_steps(part, begin)
+            pieces[begin] = self._encode_in_steps(part, begin, rate, bounds)
 
         piece = _piece(len(values), values.shape[1] * values.shape[2], num_threads)
         run_rows(work, len(values), num_threads=num_threads, piece=piece)
-        empty = (np.empty(0, np.int32),) * 3
+        empty = (*(np.empty(0, np.int32),) * 3, np.empty(0, np.bool_))
         columns = zip(empty, *(pieces[begin] for begin in sorted(pieces)), strict=True)
-        flat, lengths, saturations = (np.concatenate(column) for column in columns)
-        return flat, lengths, EncodeInfo(saturations, lengths)
+        flat, lengths, saturations, over = (np.concatenate(column) for column in columns)
+        return flat, lengths, EncodeInfo(saturations, lengths, over)
 
-    def _encode_in_steps(self, values: FloatArray, first_row: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Ids, lengths and saturations of some rows, one step after the other: any vocabulary, and all errors."""
-        vocabulary = self.vocabulary
+    def _encode_in_steps(
+        self, values: FloatArray, first_row: int, rate: float = 0.0, bounds: DoubleArray | None = None
+    ) -> tuple[IntArray, IntArray, IntArray, BoolArray]:
+        """Ids, lengths, saturations and whether beyond the bounds of some rows, one step after the other.
+
+        Any vocabulary, any settings, and all errors.
+        """
+        vocabulary, horizon, size = self.vocabulary, values.shape[1], values.shape[2]
         coefficients, saturations = _quantize(
-            values,
-            self._scales(values.shape[2]),
-            vocabulary.low,
-            vocabulary.high,
-            self._value_limit(values.shape[1]),
-            first_row,
+            values, self._scales(size), vocabulary.low, vocabulary.high, self._value_limit(horizon), first_row
         )
         vocabulary.clip_holes(coefficients, saturations)
-        coefficients = from_frequency_order(coefficients, values.shape[1], self.order)
-        return (*vocabulary.encode(coefficients), saturations)
+        coefficients = from_frequency_order(coefficients, horizon, self.order)
+        if rate:
+            ids, lengths, over = self._path_encoder(horizon, size).encode(values, coefficients, rate, bounds)
+            return ids, lengths, saturations, over
+        over = np.zeros(len(values), np.bool_)
+        if bounds is not None:
+            over |= self._path_encoder(horizon, size).beyond(values, coefficients, bounds).any(axis=1)
+        return (*vocabulary.encode(coefficients), saturations, over)
 
     def _scales(self, action_dim: int) -> FloatArray:
         """The scale of each dimension, float32 [D]."""
@@ -648,16 +750,37 @@ class FastTokenizer:
 
     @overload
     def encode_actions(
-        self, actions: Any, states: Any = None, *, return_info: Literal[False] = False, num_threads: int | None = None
+        self,
+        actions: Any,
+        states: Any = None,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[False] = False,
+        num_threads: int | None = None,
     ) -> list[list[int]]: ...
 
     @overload
     def encode_actions(
-        self, actions: Any, states: Any = None, *, return_info: Literal[True], num_threads: int | None = None
+        self,
+        actions: Any,
+        states: Any = None,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: Literal[True],
+        num_threads: int | None = None,
     ) -> tuple[list[list[int]], EncodeInfo]: ...
 
     def encode_actions(
-        self, actions: Any, states: Any = None, *, return_info: bool = False, num_threads: int | None = None
+        self,
+        actions: Any,
+        states: Any = None,
+        *,
+        rate_weight: float | None = None,
+        max_error: Any = None,
+        return_info: bool = False,
+        num_threads: int | None = None,
     ) -> list[list[int]] | tuple[list[list[int]], EncodeInfo]:
         """Token ids of actions as they are in the dataset: selects dimensions, subtracts states, normalises, encodes.
 
@@ -665,6 +788,8 @@ class FastTokenizer:
             actions: [N, H, A] or one chunk [H, A], all A dimensions of the dataset's actions, in its units.
             states: [N, S] or [S], the state at each chunk's first step; needed where the tokenizer was fitted on
                 relative actions, else not looked at.
+            rate_weight: as in `encode`.
+            max_error: as in `encode`, but in the units of `actions`; what the normaliser clips is not in it.
             return_info: also return an `EncodeInfo`; its ``clipped_values`` say what the normaliser cut off.
             num_threads: None means all processors.
 
@@ -679,7 +804,16 @@ class FastTokenizer:
             encoded = as_chunks(actions, (self.time_horizon, self.action_dim))
         else:
             encoded = normalizer.selection.from_absolute(actions, states)
-        rows, info = self.encode(normalizer.apply(encoded), return_info=True, num_threads=num_threads)
+        if max_error is not None:
+            max_error = checked_max_error(max_error, normalizer.size)
+            max_error = np.asarray(max_error) * 2.0 / (normalizer.high - normalizer.low)
+        rows, info = self.encode(
+            normalizer.apply(encoded),
+            rate_weight=rate_weight,
+            max_error=max_error,
+            return_info=True,
+            num_threads=num_threads,
+        )
         if not return_info:
             return rows
         clipped = normalizer.clipped(encoded).reshape(len(rows), -1).sum(axis=1).astype(np.int32)
@@ -799,6 +933,8 @@ class FastTokenizer:
             self.coefficient_range,
             self.metadata,
             self.order,
+            self.rate_weight,
+            self.max_error,
         )
 
     @staticmethod
@@ -913,6 +1049,8 @@ class FastTokenizer:
                 time_horizon=saved.time_horizon,
                 action_dim=saved.action_dim,
                 order=saved.order,
+                rate_weight=saved.rate_weight,
+                max_error=saved.max_error,
                 normalizer=saved.normalizer,
                 coefficient_range=saved.coefficient_range,
             )

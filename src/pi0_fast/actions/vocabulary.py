@@ -79,7 +79,7 @@ class Vocabulary:
         return len(self.characters)
 
     @cached_property
-    def _encodable(self) -> LongArray:
+    def encodable(self) -> LongArray:
         """Every coefficient that can be encoded, ascending."""
         if self.symbol_format == "plain":
             return np.arange(self.merges.base_size, dtype=np.int64) + self.min_token
@@ -96,23 +96,23 @@ class Vocabulary:
     @cached_property
     def low(self) -> int:
         """The smallest coefficient that can be encoded."""
-        return int(self._encodable[0])
+        return int(self.encodable[0])
 
     @cached_property
     def high(self) -> int:
         """The largest coefficient that can be encoded."""
-        return int(self._encodable[-1])
+        return int(self.encodable[-1])
 
     @cached_property
     def _nearest(self) -> IntArray | None:
         """For every coefficient low .. high the nearest that can be encoded; None if that is always itself."""
-        if len(self._encodable) == self.high - self.low + 1:
+        if len(self.encodable) == self.high - self.low + 1:
             return None
         wanted = np.arange(self.low, self.high + 1)
-        above = np.searchsorted(self._encodable, wanted)
+        above = np.searchsorted(self.encodable, wanted)
         below = np.maximum(above - 1, 0)
-        nearer_below = wanted - self._encodable[below] <= self._encodable[above] - wanted
-        return self._encodable[np.where(nearer_below, below, above)].astype(np.int32)
+        nearer_below = wanted - self.encodable[below] <= self.encodable[above] - wanted
+        return self.encodable[np.where(nearer_below, below, above)].astype(np.int32)
 
     def clip_holes(self, coefficients: IntArray, saturations: IntArray) -> None:
         """Move coefficients (int32 [N, L], in low .. high) that cannot be encoded to the nearest that can, in place.

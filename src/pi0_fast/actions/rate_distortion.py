@@ -1,0 +1,475 @@
+"""The cheapest tokens for a chunk: encoding as a shortest path, errors against tokens.
+
+Rounding first and merging after is only one way to write a chunk down: decoding joins what the tokens stand for,
+whatever tokens they are. Here the encoder looks for the sequence that minimises
+
+    sum over the coefficients of (x - c)^2  +  rate_weight * number of tokens
+
+where x are the scaled coefficients before rounding and c those that the tokens stand for. That is a shortest path: the
+nodes are the places 0 .. L of a flattened chunk, and each entry of the vocabulary that is near x from one place on
+leads to another. It is found exactly, from the last place to the first, by walking the trie of the vocabulary. All
+costs are counted from those of rounding, so an error never lowers the cost of a way; a walk ends where even the best
+end that is still within its reach would not be better than what is known already.
+
+A bound on the error of every single action is kept by making the errors of a dimension dearer, chunk by chunk. What is
+not here: threads, and values that are no actions (tokenizer.py).
+
+With tokens for 0, 1 and (0 0), x = 0.6 0.1 is rounded to 1 0: two tokens. As 0 0 it has one token, and the squared
+error is larger by 0.36 - 0.16 = 0.2: that is taken if a token weighs more than 0.2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pi0_fast._kernels import inlined, kernel
+from pi0_fast.actions.dct import Order, dct_matrix, dequantize_rows, from_frequency_order, to_frequency_order
+from pi0_fast.actions.reference_format import byte_characters
+from pi0_fast.actions.vocabulary import Vocabulary
+
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int32]
+DoubleArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: Nodes with more children than this are searched by halves.
+_FEW = 6
+#: How often the errors of a dimension that is beyond its bound are made four times as dear.
+_MOST_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class PathTables:
+    """The trie of everything that ids can stand for; all int32, built once for a vocabulary by `path_tables`.
+
+    An entry is one id, or, in byte-level vocabularies, several ids that only together stand for whole coefficients.
+
+    Attributes:
+        first: [nodes + 1]; the children of node n are the nodes first[n] .. first[n + 1] - 1. The root is node 0.
+        symbols: [nodes]; the coefficient that leads to each node; ascending among the children of a node.
+        entries: [nodes]; the entry that ends at each node, -1 where none does.
+        below: [nodes]; how many coefficients the longest way on from each node has.
+        value_bounds, values: entry e stands for the coefficients values[value_bounds[e] : value_bounds[e + 1]].
+        id_bounds, ids: the ids of each entry.
+        zeros: the entries of nothing but zeros, longest first.
+    """
+
+    first: IntArray
+    symbols: IntArray
+    entries: IntArray
+    below: IntArray
+    value_bounds: IntArray
+    values: IntArray
+    id_bounds: IntArray
+    ids: IntArray
+    zeros: IntArray
+
+    @property
+    def most_ids(self) -> int:
+        """The number of ids of the longest entry."""
+        return int(np.diff(self.id_bounds).max())
+
+
+def path_tables(vocabulary: Vocabulary) -> PathTables:
+    """Build the tables; some tens of milliseconds."""
+    entries = _entries(vocabulary)
+    children: list[dict[int, int]] = [{}]
+    ends = [-1]
+    for number, expansion in enumerate(entries):
+        node = 0
+        for value in expansion:
+            following = children[node].get(value)
+            if following is None:
+                following = children[node][value] = len(children)
+                children.append({})
+                ends.append(-1)
+            node = following
+        ends[node] = number
+    # Numbered anew, level by level, so that the children of a node stand side by side.
+    order, symbols, first = [0], [0], []
+    waiting = deque([0])
+    while waiting:
+        node = waiting.popleft()
+        first.append(len(order))
+        for value, child in sorted(children[node].items()):
+            order.append(child)
+            symbols.append(value)
+            waiting.append(child)
+    first.append(len(order))
+    below = np.zeros(len(order), np.int32)
+    for node in range(len(order) - 1, -1, -1):
+        if first[node] < first[node + 1]:
+            below[node] = 1 + below[first[node] : first[node + 1]].max()
+    expansions, ids = list(entries), list(entries.values())
+    zeros = [number for number, expansion in enumerate(expansions) if not any(expansion)]
+    zeros.sort(key=lambda number: -len(expansions[number]))
+    return PathTables(
+        first=np.array(first, np.int32),
+        symbols=np.array(symbols, np.int32),
+        entries=np.array([ends[node] for node in order], np.int32),
+        below=below,
+        value_bounds=_bounds(expansions),
+        values=np.array([value for expansion in expansions for value in expansion], np.int32),
+        id_bounds=_bounds(ids),
+        ids=np.array([i for row in ids for i in row], np.int32),
+        zeros=np.array(zeros, np.int32),
+    )
+
+
+def _bounds(rows: list[tuple[int, ...]]) -> IntArray:
+    return np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+
+
+def _entries(vocabulary: Vocabulary) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Coefficients -> the fewest ids found that stand for them; every coefficient alone is there."""
+    if vocabulary.symbol_format == "plain":
+        return {expansion: (i,) for i, expansion in enumerate(vocabulary.expansions)}
+    found: dict[tuple[int, ...], tuple[int, ...]] = {}
+    byte_level = set(byte_characters())
+    heads: list[tuple[bytes, int]] = []
+    tails: list[tuple[bytes, int]] = []
+    for i, (text, expansion) in enumerate(zip(vocabulary.characters, vocabulary.expansions, strict=True)):
+        if not byte_level.issuperset(text):
+            continue  # it decodes, but the encoder never makes it
+        content = bytes(expansion)
+        whole = _coefficients(content, vocabulary.min_token)
+        if whole is not None:
+            found[whole] = (i,)
+        elif 0x80 <= content[0] < 0xC0:
+            tails.append((content, i))
+        else:
+            heads.append((content, i))
+    for head, left in heads:  # two ids that meet inside a coefficient
+        for tail, right in tails:
+            whole = _coefficients(head + tail, vocabulary.min_token)
+            if whole is not None:
+                found.setdefault(whole, (left, right))
+    alone = vocabulary.encodable
+    ids, counts = vocabulary.encode(alone[:, None].astype(np.int32))
+    ends = np.cumsum(counts)
+    flat: list[int] = ids.tolist()
+    for coefficient, end, count in zip(alone.tolist(), ends.tolist(), counts.tolist(), strict=True):
+        found.setdefault((coefficient,), tuple(flat[end - count : end]))
+    return found
+
+
+def _coefficients(content: bytes, min_token: int) -> tuple[int, ...] | None:
+    """What bytes stand for; None if they are not whole characters."""
+    try:
+        return tuple(ord(character) + min_token for character in content.decode("utf-8"))
+    except UnicodeDecodeError:
+        return None
+
+
+@kernel
+def transform_rows(chunks, matrix, scales, out):  # type: ignore[no-untyped-def]
+    """Chunks float32 [N, H, D] -> scaled coefficients before rounding, all dimensions of frequency 0 first.
+
+    `matrix` is `dct.dct_matrix`, `scales` float32 [D], `out` float32 [N, H*D].
+    """
+    rows, horizon, size = chunks.shape
+    for n in range(rows):
+        for k in range(horizon):
+            level = out[n, k * size : (k + 1) * size]
+            for d in range(size):
+                level[d] = np.float32(0.0)
+            for t in range(horizon):
+                weight = matrix[k, t]
+                for d in range(size):
+                    level[d] += weight * chunks[n, t, d]
+            for d in range(size):
+                level[d] *= scales[d]
+
+
+@inlined
+def _at_least(symbols, begin, end, value):  # type: ignore[no-untyped-def]
+    """The first of ascending symbols[begin:end] that is not below `value`; `end` if all are."""
+    guess = begin + value - symbols[begin]  # the children of the root mostly have no gaps
+    if begin <= guess < end and symbols[guess] == value:
+        low = np.int64(guess)
+    else:
+        low, high = np.int64(begin), np.int64(end)
+        while low < high:
+            middle = (low + high) // 2
+            if symbols[middle] < value:
+                low = middle + 1
+            else:
+                high = middle
+    return low
+
+
+@inlined
+def _nearest(x, symbols, begin, end):  # type: ignore[no-untyped-def]
+    """The child that is nearest to x; half to even where both neighbours are there, as rounding does it."""
+    wanted = np.int64(np.rint(x))
+    place = _at_least(symbols, begin, end, wanted)
+    if place == end or (symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x):
+        place -= 1
+    return place
+
+
+@kernel
+def _cheapest_rows(  # type: ignore[no-untyped-def]
+    rows, rate, weights, first, symbols, entries, below, value_bounds, values, id_bounds, ids, zeros,
+    out, counts, saturations, coefficients, costs,
+):  # fmt: skip
+    """See `cheapest_rows`. Returns how many ids were written."""
+    size = rows.shape[1]
+    nearest = np.empty(size, np.float64)  # the squared error of rounding
+    zeroed = np.empty(size + 1, np.float64)  # what setting all before each place to 0 costs
+    togo = np.empty(size + 1, np.float64)  # the least cost from each place to the end
+    least = np.empty(size + 1, np.float64)  # the least `togo` from the place after the current one to each
+    chosen = np.empty(size, np.int32)
+    stack_node, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
+    stack_cost = np.empty(len(symbols), np.float64)
+    written = 0
+    for n in range(len(rows)):
+        row = rows[n]
+        weighted = weights.shape[0] > 0
+        clipped = 0
+        zeroed[0] = 0.0
+        for j in range(size):
+            x = np.float64(row[j])
+            child = _nearest(x, symbols, first[0], first[1])
+            clipped += symbols[child] != np.rint(x)
+            nearest[j] = (x - symbols[child]) ** 2
+            weight = np.float64(weights[n, j]) if weighted else 1.0
+            zeroed[j + 1] = zeroed[j] + weight * (x * x - nearest[j])
+        saturations[n] = clipped
+        togo[size], least[size] = 0.0, 0.0
+        for i in range(size - 1, -1, -1):
+            best, choice = np.inf, np.int32(-1)
+            for z in range(len(zeros)):
+                entry = zeros[z]
+                end = i + value_bounds[entry + 1] - value_bounds[entry]
+                if end <= size:
+                    cost = rate * (id_bounds[entry + 1] - id_bounds[entry]) + (zeroed[end] - zeroed[i]) + togo[end]
+                    if cost < best:
+                        best, choice = cost, entry
+            stack_node[0], stack_place[0], stack_cost[0] = 0, i, rate
+            depth = 1
+            while depth > 0:
+                depth -= 1
+                node, j, before = stack_node[depth], stack_place[depth], stack_cost[depth]
+                if before + least[min(j + below[node], size)] >= best:
+                    continue
+                x = np.float64(row[j])
+                weight = np.float64(weights[n, j]) if weighted else 1.0
+                begin, end = first[node], first[node + 1]
+                middle = np.int64(begin)
+                if end - begin > _FEW:
+                    middle = _nearest(x, symbols, begin, end)
+                step, child = np.int64(1), middle
+                closest, closest_at = np.inf, np.int64(-1)
+                while True:
+                    # From the middle upwards, then from below the middle downwards, until it is too far.
+                    if child == end or child < begin:
+                        if step < 0 or middle == begin:
+                            break
+                        step, child = np.int64(-1), middle - 1
+                        continue
+                    cost = before + weight * ((x - symbols[child]) ** 2 - nearest[j])
+                    reach = min(j + 1 + below[child], size)
+                    if cost + least[reach] < best:
+                        entry = entries[child]
+                        if entry >= 0:
+                            more = rate * (id_bounds[entry + 1] - id_bounds[entry] - 1)
+                            total = cost + more + togo[j + 1]
+                            if total < best:
+                                best, choice = total, entry
+                        if below[child] > 0 and j + 1 < size:
+                            stack_node[depth], stack_place[depth], stack_cost[depth] = child, j + 1, cost
+                            if cost < closest:
+                                closest, closest_at = cost, depth
+                            depth += 1
+                    elif end - begin > _FEW and cost + least[size] >= best:
+                        # Farther children cost more, and none reaches beyond the end.
+                        child = end if step > 0 else begin - 1
+                        continue
+                    child += step
+                if closest_at >= 0:  # the closest is followed first, as it lowers the bound most
+                    top = depth - 1
+                    node, cost = stack_node[top], stack_cost[top]
+                    stack_node[top], stack_cost[top] = stack_node[closest_at], stack_cost[closest_at]
+                    stack_node[closest_at], stack_cost[closest_at] = node, cost
+            togo[i], chosen[i], least[i] = best, choice, best
+            j = i + 1
+            while j <= size and least[j] > best:
+                least[j] = best
+                j += 1
+        costs[n] = togo[0]
+        i, begun = 0, written
+        while i < size:
+            entry = chosen[i]
+            for k in range(id_bounds[entry], id_bounds[entry + 1]):
+                out[written] = ids[k]
+                written += 1
+            for k in range(value_bounds[entry], value_bounds[entry + 1]):
+                coefficients[n, i] = values[k]
+                i += 1
+        counts[n] = written - begun
+    return written
+
+
+@dataclass(frozen=True)
+class Cheapest:
+    """What `cheapest_rows` found for N rows of L coefficients.
+
+    Attributes:
+        ids: int32; all ids, row after row.
+        counts: int32 [N], ids of each row.
+        saturations: int32 [N], coefficients that the vocabulary cannot round to.
+        coefficients: int32 [N, L], what the ids stand for.
+        costs: float64 [N]; weighted squared errors beyond those of rounding, and rate_weight times the ids.
+    """
+
+    ids: IntArray
+    counts: IntArray
+    saturations: IntArray
+    coefficients: IntArray
+    costs: DoubleArray
+
+
+def cheapest_rows(
+    tables: PathTables, rows: FloatArray, rate_weight: float, weights: FloatArray | None = None
+) -> Cheapest:
+    """The ids that cost least for each row; one thread.
+
+    Args:
+        tables: of the vocabulary.
+        rows: float32 [N, L] scaled coefficients before rounding, finite.
+        rate_weight: what an id costs, in squared coefficients; above 0.
+        weights: float32 [N, L] positive factors of the squared errors; None means 1.
+    """
+    count, size = rows.shape
+    out = np.empty(rows.size * tables.most_ids, np.int32)
+    counts, saturations = np.empty((2, count), np.int32)
+    coefficients, costs = np.empty((count, size), np.int32), np.empty(count, np.float64)
+    factors = np.empty((0, size), np.float32) if weights is None else weights
+    written = _cheapest_rows(
+        rows, float(rate_weight), factors,
+        tables.first, tables.symbols, tables.entries, tables.below, tables.value_bounds, tables.values,
+        tables.id_bounds, tables.ids, tables.zeros, out, counts, saturations, coefficients, costs,
+    )  # fmt: skip
+    return Cheapest(out[:written].copy(), counts, saturations, coefficients, costs)
+
+
+@dataclass(frozen=True)
+class PathEncoder:
+    """One vocabulary with the settings of a tokenizer, for chunks [H, D] of one shape.
+
+    Attributes:
+        vocabulary, tables: what ids stand for.
+        horizon, scales, order: of the tokenizer; float32 [D].
+    """
+
+    vocabulary: Vocabulary
+    tables: PathTables
+    horizon: int
+    scales: FloatArray
+    order: Order
+
+    @classmethod
+    def create(cls, vocabulary: Vocabulary, horizon: int, scales: FloatArray, order: Order) -> PathEncoder:
+        """For chunks [horizon, D] with `scales` float32 [D]."""
+        return cls(vocabulary, path_tables(vocabulary), horizon, scales, order)
+
+    def encode(
+        self, chunks: FloatArray, rounded: IntArray, rate_weight: float, bounds: DoubleArray | None
+    ) -> tuple[IntArray, IntArray, BoolArray]:
+        """Encode C-contiguous float32 [N, H, D]; one thread.
+
+        A row whose errors go beyond the bounds is encoded again, with the errors of those dimensions four times as
+        dear, until it is within them. In the end such a dimension is rounded; where even that is beyond its bound, the
+        row gets the ids of the plain encoding.
+
+        Args:
+            chunks: finite.
+            rounded: int32 [N, H*D] their rounded coefficients that the vocabulary has, in the tokenizer's order.
+            rate_weight: see `cheapest_rows`.
+            bounds: float64 [D], the largest error allowed of each dimension's actions; None for no bound.
+
+        Returns:
+            The ids of all rows, how many each has, and which rows are beyond the bounds.
+        """
+        exact = np.empty(rounded.shape, np.float32)
+        transform_rows(chunks, dct_matrix(self.horizon), self.scales, exact)
+        exact = from_frequency_order(exact, self.horizon, self.order)
+        found = cheapest_rows(self.tables, exact, rate_weight)
+        rows = _Rows(found.ids, found.counts)
+        plain = np.zeros(len(chunks), np.bool_)
+        over = np.zeros(len(chunks), np.bool_)
+        if bounds is not None:
+            over, plain = self._bound(chunks, rounded, exact, found.coefficients, rate_weight, bounds, rows)
+        if self.vocabulary.symbol_format == "reference":
+            # Ids may meet inside a coefficient in more ways than the entries know.
+            plain |= rate_weight * self._plain(rounded)[1] < found.costs - 1e-6
+        if plain.any():
+            which = np.flatnonzero(plain)
+            rows.replace(which, *self._plain(rounded[which]))
+        return rows.ids, rows.counts, over
+
+    def _plain(self, rounded: IntArray) -> tuple[IntArray, IntArray]:
+        return self.vocabulary.encode(np.ascontiguousarray(rounded))
+
+    def _bound(
+        self,
+        chunks: FloatArray,
+        rounded: IntArray,
+        exact: FloatArray,
+        coefficients: IntArray,
+        rate_weight: float,
+        bounds: DoubleArray,
+        rows: _Rows,
+    ) -> tuple[BoolArray, BoolArray]:
+        """Encode rows again that are beyond the bounds; which are beyond in any case, and which get the plain ids."""
+        beyond = self.beyond(chunks, coefficients, bounds)
+        late = np.flatnonzero(beyond.any(axis=1))
+        over = np.zeros(len(chunks), np.bool_)
+        over[late] = self.beyond(chunks[late], rounded[late], bounds).any(axis=1)
+        plain = over.copy()
+        late = late[~over[late]]
+        factors = np.ones((len(late), len(self.scales)), np.float32)
+        beyond = beyond[late]
+        for _ in range(_MOST_ROUNDS):
+            if not len(late):
+                break
+            factors[beyond] *= 4.0
+            weights = from_frequency_order(np.tile(factors, (1, self.horizon)), self.horizon, self.order)
+            again = cheapest_rows(self.tables, exact[late], rate_weight, weights)
+            rows.replace(late, again.ids, again.counts)
+            beyond = self.beyond(chunks[late], again.coefficients, bounds)
+            still = beyond.any(axis=1)
+            late, factors, beyond = late[still], factors[still], beyond[still]
+        plain[late] = True  # half-way coefficients that float32 rounds one way or the other
+        return over, plain
+
+    def beyond(self, chunks: FloatArray, coefficients: IntArray, bounds: DoubleArray) -> BoolArray:
+        """Which dimensions of which rows of coefficients, decoded, are further than `bounds` off; bool [N, D]."""
+        decoded = np.empty(chunks.shape, np.float32)
+        ordered = np.ascontiguousarray(to_frequency_order(coefficients, self.horizon, self.order))
+        dequantize_rows(ordered, dct_matrix(self.horizon), self.scales, decoded)
+        worst = np.abs(decoded.astype(np.float64) - chunks).max(axis=1, initial=0.0)
+        result: BoolArray = worst > bounds
+        return result
+
+
+@dataclass
+class _Rows:
+    """Rows of ids of which some may be replaced: all ids, row after row, and how many each row has."""
+
+    ids: IntArray
+    counts: IntArray
+
+    def replace(self, which: npt.NDArray[np.int64], ids: IntArray, counts: IntArray) -> None:
+        """Put the rows of `ids` into the places `which`."""
+        parts = np.split(self.ids, np.cumsum(self.counts)[:-1])
+        for row, part in zip(which.tolist(), np.split(ids, np.cumsum(counts)[:-1]), strict=True):
+            parts[row] = part
+        self.ids = np.concatenate(parts)
+        self.counts = self.counts.copy()
+        self.counts[which] = counts
