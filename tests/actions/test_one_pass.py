@@ -41,7 +41,7 @@ def test_encoding_equals_the_steps(horizon: int, size: int, seed: int, spread: f
     encoder = tokenizer._encoder(horizon, size)
     assert encoder is not None
     out, written = encoder.encode(chunks)
-    ids, lengths, saturations = tokenizer._encode_in_steps(chunks, 0)
+    ids, lengths, saturations, _ = tokenizer._encode_in_steps(chunks, 0)
     report = out[: 9 * REPORT].reshape(9, REPORT)
     np.testing.assert_array_equal(out[9 * REPORT : 9 * REPORT + written], ids)
     np.testing.assert_array_equal(report[:, 0], lengths)
