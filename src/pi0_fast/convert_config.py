@@ -57,8 +57,8 @@ _ASKED = {
     "relative_dims": "action dimensions that openpi's DeltaActions made relative to the state, such as 0,1,2,3,4,5, "
     f"or {NO_DIMS}",
     "normalization": "QUANTILES or MEAN_STD (openpi's z-score): the statistics hold both, and nothing says which one "
-    "was trained with. openpi's default for pi0-FAST is quantiles now, but users report that the released pi0_fast_libero "
-    "acts sensibly with MEAN_STD only; with the wrong one all actions are wrong",
+    "was trained with. openpi's default for pi0-FAST is quantiles now, but users report that the released "
+    "pi0_fast_libero acts sensibly with MEAN_STD only; with the wrong one all actions are wrong",
     "action_tokenizer": f"directory or hub id of the FAST tokenizer; openpi's default is {_FAST}",
 }
 _GIVEN, _MISSING, _OUTPUT = "Checkpoint", "What the checkpoint does not say", "Output"

@@ -268,7 +268,6 @@ def generate(
     max_steps: int | None = None,
     use_cache: bool = True,
     position_gap: int = 0,
-    count_padding: bool = False,
     generator: torch.Generator | None = None,
     log_probabilities: bool = True,
 ) -> Generation:
@@ -286,8 +285,8 @@ def generate(
             the allowed ones.
         max_steps: most ids per row. Constrained: None is the grammar's budget. Free: needed.
         use_cache: False runs the whole sequence again in every step.
-        position_gap: positions left out before the first generated token (openpi: 1).
-        count_padding: positions count masked images and padding too, as openpi trains.
+        position_gap: positions left out before the first token that only later ones see, which is the first generated
+            one where the prompt has none of these (openpi's decoder: 1).
         generator: of the draws, on the model's device; None is torch's own.
         log_probabilities: whether to compute them; over a whole vocabulary they take time.
 
@@ -299,7 +298,7 @@ def generate(
     # Plain tensors come out (clones made outside), but within, torch keeps no books for gradients.
     with torch.inference_mode():
         rows, most = choice.start(model, len(ids), max_steps)
-        prompt = _join(model, image_features, image_valid, ids, valid, causal, count_padding, position_gap)
+        prompt = _join(model, image_features, image_valid, ids, valid, causal, position_gap)
         feeder: _Feeder = (_Cached if use_cache else _Uncached)(model, prompt, most)
         chosen, scores = _loop(rows, most, feeder, temperature, generator, log_probabilities)
         lengths = rows.lengths(chosen)
@@ -376,7 +375,6 @@ def _join(
     ids: Tensor,
     valid: Tensor,
     causal: Tensor,
-    count_padding: bool,
     position_gap: int,
 ) -> _Prompt:
     embeddings = model.embed(ids)
@@ -386,10 +384,12 @@ def _join(
         embeddings = torch.cat((image_features.to(embeddings.dtype), embeddings), dim=1)
         if image_valid is None:
             image_valid = torch.ones(image_features.shape[:2], dtype=torch.bool, device=ids.device)
-    valid, causal, positions = sequence_layout(image_valid, valid, causal, count_padding=count_padding)
+    valid, causal, positions = sequence_layout(image_valid, valid, causal)
+    # openpi's decoder generates all that is causal; where the prompt has some of it already, the gap lies before that.
+    positions = positions + position_gap * causal
     columns = torch.arange(valid.shape[1], device=ids.device)
     last = (columns * valid).amax(1, keepdim=True)
-    first_position = positions.gather(1, last) + (1 + position_gap)
+    first_position = positions.gather(1, last) + 1 + position_gap * ~causal.gather(1, last)
     return _Prompt(embeddings, valid, causal, positions, last, first_position)
 
 

@@ -75,7 +75,6 @@ class EvalPolicyOptions:
     empty_cameras: int | None = _as_in_training("empty_cameras")
     attend_missing_cameras: bool | None = _as_in_training("attend_missing_cameras")
     antialias_images: bool | None = _as_in_training("antialias_images")
-    count_padding_in_positions: bool | None = _as_in_training("count_padding_in_positions")
     text_tokenizer_name: str | None = _as_in_training("text_tokenizer_name")
     action_tokenizer_name: str | None = _as_in_training("action_tokenizer_name")
     use_amp: bool | None = _as_in_training("use_amp")

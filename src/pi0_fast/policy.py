@@ -474,7 +474,6 @@ class PI0FastPolicy(nn.Module):
                 max_steps=None if config.constrained else config.max_decoding_steps,
                 use_cache=config.use_kv_cache,
                 position_gap=config.position_gap,
-                count_padding=config.count_padding_in_positions,
                 generator=generator,
                 log_probabilities=return_info,
             )

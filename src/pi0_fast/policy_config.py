@@ -139,10 +139,12 @@ class PI0FastConfig:
         action_clip: normalised actions are clipped to [-1, 1] before they are encoded, in the modes that clip
             (QUANTILES, QUANTILE10), as the tokenizer was fitted; LeRobot never does.
         constrained: only ids that can still become a valid chunk are generated.
-        position_gap: positions left out before the first generated token (openpi's released decoder: 1).
+        position_gap: positions left out before ``Action: `` when it is generated or given (openpi's released decoder:
+            1); not in training.
         attend_missing_cameras: a camera that the batch lacks is attended as a black image (openpi), not masked.
         antialias_images: images are resized with antialiasing (openpi, for uint8 images).
-        count_padding_in_positions: padding takes positions (openpi's training).
+        count_padding_in_positions: in training a missing camera that is masked takes positions, as in openpi; not in
+            generation.
         optimizer_fused: fused AdamW; None chooses by device.
         foreign_settings: keys of config.json that this version does not know, kept for writing back.
 

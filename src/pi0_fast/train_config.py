@@ -346,7 +346,7 @@ class PolicyOptions:
         None, group=_POLICY, help="Resize images with antialiasing, as openpi does.", shown="false"
     )
     count_padding_in_positions: bool | None = option(
-        None, group=_POLICY, help="Padding takes positions, as in openpi's training.", shown="false"
+        None, group=_POLICY, help="A missing camera takes positions in training, as in openpi.", shown="false"
     )
     enable_fast_action_loss: bool | None = option(
         None, group=_POLICY, help="The loss on FAST tokens; pi0-FAST has no other.", shown="true"
@@ -433,7 +433,7 @@ class PolicyOptions:
         None, group=_INFERENCE, help="Without --policy.constrained: require Action: in front.", shown="true"
     )
     position_gap: int | None = option(
-        None, group=_INFERENCE, help="Positions left out before the first generated token.", shown="0"
+        None, group=_INFERENCE, help="Positions left out before Action: in generation, as in openpi.", shown="0"
     )
 
     push_to_hub: bool | None = option(

@@ -97,7 +97,8 @@ def _vectors(stored: Any, where: str) -> Vectors:
 
 def padding(vectors: Vectors) -> npt.NDArray[np.bool_]:
     """Which of the D dimensions look like padding: they were 0 in every frame."""
-    return np.all([np.abs(values) <= _NOTHING for values in vectors.values()], axis=0)
+    result: npt.NDArray[np.bool_] = np.all([np.abs(values) <= _NOTHING for values in vectors.values()], axis=0)
+    return result
 
 
 def cut(vectors: Vectors, size: int | None, key: str, flag: str) -> Vectors:
@@ -161,8 +162,8 @@ def normalizer(
     if len(still):
         dims = ", ".join(f"{dim} ({names[dim]})" if names else str(dim) for dim in still)
         warnings.warn(
-            f"{key}: dimension {dims} never moved in openpi's data: as in openpi, any other value becomes huge when it is "
-            "normalised",
+            f"{key}: dimension {dims} never moved in openpi's data: as in openpi, any other value becomes huge when it "
+            "is normalised",
             stacklevel=2,
         )
     size = len(next(iter(vectors.values())))
