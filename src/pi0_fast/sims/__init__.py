@@ -27,8 +27,8 @@ __all__ = [
 ]
 
 #: Each is a file beside this one with `open_simulator`, `task_names` and `preflight`.
-ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
-_MUJOCO = ("metaworld", "aloha", "gym")
+ENV_TYPES = ("metaworld", "libero", "pusht", "aloha", "gym", "toy")
+_MUJOCO = ("metaworld", "libero", "aloha", "gym")
 
 
 def _adapter(env_type: str) -> Any:

@@ -118,10 +118,12 @@ class OffscreenRenderer:
     Args:
         model: mujoco.MjModel; with `fast` its rendering quality is lowered for good.
         fast: no shadows and no antialiasing, which is several times quicker without a GPU.
+        hidden_groups: of shapes, which are not drawn beside those that MuJoCo hides itself.
     """
 
-    def __init__(self, model: Any, *, fast: bool = False) -> None:
-        self._model = model
+    def __init__(self, model: Any, *, fast: bool = False, hidden_groups: tuple[int, ...] = ()) -> None:
+        self.model = self._model = model
+        self._hidden_groups = hidden_groups
         self._opened: tuple[Any, Any, Any, Any] | None = None
         if fast:
             model.vis.quality.shadowsize = 0
@@ -147,7 +149,10 @@ class OffscreenRenderer:
             except Exception as error:  # what drivers and PyOpenGL raise has no common class
                 raise SimulatorError(_no_renderer(f"{type(error).__name__}: {error}")) from error
             mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, context)
-            self._opened = opengl, mujoco.MjvScene(self._model, maxgeom=10_000), context, mujoco.MjvOption()
+            option = mujoco.MjvOption()
+            for group in self._hidden_groups:
+                option.geomgroup[group] = 0
+            self._opened = opengl, mujoco.MjvScene(self._model, maxgeom=10_000), context, option
         opengl, _, context, _ = self._opened
         opengl.make_current()
         if height > context.offHeight or width > context.offWidth:
