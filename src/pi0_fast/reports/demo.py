@@ -28,7 +28,7 @@ _OF_THE_REPORT = {
     "errors": "Error of each action on held-out episodes.",
     "token_lengths": "Tokens per chunk on held-out episodes.",
 }
-_FRAMES = 8
+_FRAMES = 6
 
 
 THE_POLICY = "the policy"
@@ -219,43 +219,42 @@ class Story:
 
     def picture(self) -> Picture:
         """An episode in frames, and below it the shares of success with their intervals."""
-        frames = [] if not self.videos else film_strip(self.videos[0], _FRAMES)
+        strip = film_strip(self.videos[0], _FRAMES) if self.videos else None
+        one = len({variant.task for variant in self.variants}) == 1
+        names = [each.name if one else f"{each.task}: {each.name}" for each in reversed(self.variants)]
 
         def draw(figure: Figure) -> None:
-            rows, columns = 2 if frames else 1, max(len(frames), 1)
-            grid = figure.add_gridspec(rows, columns, height_ratios=[2, 1][:rows] if frames else None)
-            for number, frame in enumerate(frames):
-                axes = figure.add_subplot(grid[0, number])
-                axes.imshow(frame)
+            rows = 1 if strip is None else 2
+            grid = figure.add_gridspec(rows, 1, height_ratios=[1.6, 0.5 + 0.25 * len(names)][-rows:])
+            if strip is not None:
+                axes = figure.add_subplot(grid[0])
+                axes.imshow(strip)
                 axes.set_axis_off()
-            axes = figure.add_subplot(grid[rows - 1, :])
+                axes.set_in_layout(False)  # as wide as the picture, whatever the names below take
+                axes.set_position((0.01, 0.5, 0.98, 0.5), which="both")
+            axes = figure.add_subplot(grid[rows - 1])
             for place, variant in enumerate(reversed(self.variants)):
                 low, high = variant.summary["interval"]
                 share = variant.summary["success"]
-                axes.errorbar(
-                    [share],
-                    [place],
-                    xerr=[[max(share - low, 0)], [max(high - share, 0)]],
-                    fmt="o",
-                    color=BLUE,
-                    capsize=3,
-                )
-            axes.set_yticks(range(len(self.variants)), [variant.name for variant in reversed(self.variants)])
-            axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(self.variants) - 0.4), xlabel="success, with 95 % interval")
+                ends = [[max(share - low, 0)], [max(high - share, 0)]]
+                axes.errorbar([share], [place], xerr=ends, fmt="o", color=BLUE, capsize=3)
+            axes.set_yticks(range(len(names)), names)
+            axes.set(xlim=(-0.02, 1.02), ylim=(-0.6, len(names) - 0.4), xlabel="success, with 95 % interval")
 
-        return draw_picture(
-            "demo", f"An episode of the policy, and its success: {self.title}.", 2.4 + 0.25 * len(self.variants), draw
-        )
+        words = f"An episode of the policy, and its success: {self.title}."
+        return draw_picture("demo", words, 2.6 + 0.25 * len(names), draw)
 
 
-def film_strip(path: Path, count: int) -> list[np.ndarray]:
-    """`count` frames of a video (fewer where it is shorter), evenly spread from the first to the last."""
+def film_strip(path: Path, count: int) -> np.ndarray:
+    """`count` frames of a video (fewer where it is shorter) side by side, first to last: uint8 [h, w, 3]."""
     import av
 
     with av.open(str(path)) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     places = np.unique(np.linspace(0, len(frames) - 1, count).round().astype(int))
-    return [frames[place] for place in places.tolist()]
+    gap = np.full((frames[0].shape[0], max(frames[0].shape[1] // 40, 1), 3), 255, np.uint8)
+    row = [part for place in places.tolist() for part in (frames[place], gap)]
+    return np.concatenate(row[:-1], axis=1)
 
 
 def write_story(story: Story, output: Path, mark: Mapping[str, Any]) -> None:
