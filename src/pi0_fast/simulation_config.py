@@ -16,9 +16,13 @@ from pi0_fast.parsing import option
 from pi0_fast.types import UsageError
 
 # As sims.ENV_TYPES (a test compares them), which needs numpy; help is to answer at once.
-ENV_TYPES = ("metaworld", "pusht", "aloha", "gym", "toy")
+ENV_TYPES = ("metaworld", "libero", "pusht", "aloha", "gym", "toy")
 #: As LeRobot's.
-USUAL_TASKS = {"pusht": "PushT-v0", "aloha": "AlohaInsertion-v0"}
+USUAL_TASKS = {"pusht": "PushT-v0", "aloha": "AlohaInsertion-v0", "libero": "libero_10"}
+#: Names that stand for many tasks: libero_object for libero_object/0 to libero_object/9.
+SUITES = {
+    "libero": {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90},
+}
 #: Far from the seeds that demonstrations are recorded with (0, 1, 2, ...), so that none of them is evaluated on.
 FIRST_SEED = 100_000
 #: Seeds of simulators are below this.
@@ -37,7 +41,7 @@ class EnvConfig:
     task: list[str] | str | None = option(  # noqa: RUF009 - a field, and its default is None
         None,
         group=_ENV,
-        help='Name of the task, or a list: a,b or \'["a", "b"]\'.',
+        help='Name of the task, or a list: a,b or \'["a", "b"]\'. LIBERO: also suites, such as libero_object.',
         shown=", ".join(USUAL_TASKS.values()) + "; else it must be given",
     )
     cameras: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
@@ -74,11 +78,14 @@ class EnvConfig:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks, in order; the simulator's usual one, or none, where none is given."""
-        if self.task is None:
-            return tuple(task for env_type, task in USUAL_TASKS.items() if env_type == self.type)
-        given = self.task.split(",") if isinstance(self.task, str) else self.task
-        return tuple(name.strip() for name in given)
+        """The tasks, in order, suites as their tasks; the simulator's usual one, or none, where none is given."""
+        given = self.task if self.task is not None else USUAL_TASKS.get(str(self.type), [])
+        sizes = SUITES.get(str(self.type), {})
+        names: list[str] = []
+        for name in given.split(",") if isinstance(given, str) else given:
+            name = name.strip()
+            names += [f"{name}/{number}" for number in range(sizes[name])] if name in sizes else [name]
+        return tuple(names)
 
     @property
     def option_map(self) -> dict[str, Any]:

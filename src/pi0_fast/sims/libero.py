@@ -161,7 +161,7 @@ class LiberoSimulator:
         return np.ascontiguousarray(image[_FLIPS[self._options.flip]])
 
     def expert(self) -> Expert | None:
-        """Picks the object up and puts it into the basket, in libero_object; None elsewhere, and in absolute control."""
+        """Picks up and puts into the basket, in libero_object; None elsewhere, and in absolute control."""
         self._episode.begun()
         if self._suite != "libero_object" or self._options.absolute:
             return None
@@ -216,7 +216,8 @@ def axis_angle(quaternion: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     sine = np.sqrt(max(0.0, 1.0 - w * w))
     if sine <= 1e-10:
         return np.zeros(3)
-    return np.asarray(quaternion[:3], np.float64) / sine * (2.0 * np.arccos(w))
+    vector: npt.NDArray[np.float64] = quaternion[:3] / sine * (2.0 * np.arccos(w))
+    return vector
 
 
 def _environment(task: package.LiberoTask, options: _Options, max_steps: int) -> Any:
@@ -225,7 +226,7 @@ def _environment(task: package.LiberoTask, options: _Options, max_steps: int) ->
         raise SimulatorError(f"libero lacks {task.problem}: reinstall the package")
     wrapper = package.module("envs.env_wrapper")
     with package.quiet():
-        return wrapper.ControlEnv(
+        world: Any = wrapper.ControlEnv(
             bddl_file_name=str(task.problem),
             use_camera_obs=False,
             has_offscreen_renderer=False,
@@ -233,6 +234,7 @@ def _environment(task: package.LiberoTask, options: _Options, max_steps: int) ->
             hard_reset=options.hard_reset,
             horizon=max_steps + options.num_steps_wait + 1,
         )
+    return world
 
 
 def _find(name: str) -> tuple[str, int, package.LiberoTask]:

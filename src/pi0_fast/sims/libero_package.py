@@ -258,4 +258,4 @@ def _empty_array(kind: type, shape: tuple[int, ...], _: object) -> npt.NDArray[A
     """What numpy begins an array with, before its content is set."""
     if kind is not np.ndarray or shape != (0,):
         raise pickle.UnpicklingError(f"an array of {kind} and shape {shape}")
-    return np.ndarray(shape, np.int8)
+    return np.zeros(0, np.int8)
