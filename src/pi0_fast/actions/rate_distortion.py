@@ -9,7 +9,7 @@ where x are the scaled coefficients before rounding and c those that the tokens 
 nodes are the places 0 .. L of a flattened chunk, and each entry of the vocabulary that is near x from one place on
 leads to another. It is found exactly, from the last place to the first, by walking the trie of the vocabulary. All
 costs are counted from those of rounding, so an error never lowers the cost of a way; a walk ends where even the best
-end that is still within its reach would not be better than what is known already.
+end that is still within its reach would not be better than what is known already, and jumps over runs of zeros.
 
 A bound on the error of every single action is kept by making the errors of a dimension dearer, chunk by chunk. What is
 not here: threads, and values that are no actions (tokenizer.py).
@@ -20,7 +20,6 @@ error is larger by 0.36 - 0.16 = 0.2: that is taken if a token weighs more than 
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,7 +35,7 @@ IntArray = npt.NDArray[np.int32]
 DoubleArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Nodes with more children than this are searched by halves.
+#: Exits with more states behind them than this are searched by halves.
 _FEW = 6
 #: How often the errors of a dimension that is beyond its bound are made four times as dear.
 _MOST_ROUNDS = 16
@@ -44,29 +43,36 @@ _MOST_ROUNDS = 16
 
 @dataclass(frozen=True)
 class PathTables:
-    """The trie of everything that ids can stand for; all int32, built once for a vocabulary by `path_tables`.
+    """Everything that ids can stand for, as a trie without its zeros; all int32, built once by `path_tables`.
 
-    An entry is one id, or, in byte-level vocabularies, several ids that only together stand for whole coefficients.
+    Most coefficients are 0, and what a run of zeros costs is known without walking along it. So a state is where the
+    trie stands after a coefficient that is not 0 (state 0: at the root). An exit of a state is a number of zeros after
+    which an entry ends, or another such coefficient follows. An entry is one id, or, in byte-level vocabularies,
+    several ids that only together stand for whole coefficients.
 
     Attributes:
-        first: [nodes + 1]; the children of node n are the nodes first[n] .. first[n + 1] - 1. The root is node 0.
-        symbols: [nodes]; the coefficient that leads to each node; ascending among the children of a node.
-        entries: [nodes]; the entry that ends at each node, -1 where none does.
-        below: [nodes]; how many coefficients the longest way on from each node has.
+        exits: [states + 1]; the exits of state s are exits[s] .. exits[s + 1] - 1.
+        runs: [exits]; the zeros of each, ascending within a state.
+        entries: [exits]; the entry that ends after them, -1 where none does.
+        reach: [exits]; how many coefficients follow the state at most, through this exit or a later one.
+        children: [exits + 1]; what follows an exit are the states children[e] .. children[e + 1] - 1.
+        symbols: [states]; the coefficient that leads to each state; ascending within an exit.
+        ends: [states]; the entry that ends with it, -1 where none does.
         value_bounds, values: entry e stands for the coefficients values[value_bounds[e] : value_bounds[e + 1]].
         id_bounds, ids: the ids of each entry.
-        zeros: the entries of nothing but zeros, longest first.
     """
 
-    first: IntArray
-    symbols: IntArray
+    exits: IntArray
+    runs: IntArray
     entries: IntArray
-    below: IntArray
+    reach: IntArray
+    children: IntArray
+    symbols: IntArray
+    ends: IntArray
     value_bounds: IntArray
     values: IntArray
     id_bounds: IntArray
     ids: IntArray
-    zeros: IntArray
 
     @property
     def most_ids(self) -> int:
@@ -74,49 +80,67 @@ class PathTables:
         return int(np.diff(self.id_bounds).max())
 
 
+class _State:
+    """A state while the trie is built: what ends here, and its exits by their zeros: (entry, children by symbol)."""
+
+    def __init__(self) -> None:
+        self.end = -1
+        self.exits: dict[int, tuple[list[int], dict[int, _State]]] = {}
+
+    def exit(self, run: int) -> tuple[list[int], dict[int, _State]]:
+        """The exit after so many zeros; made where there was none."""
+        return self.exits.setdefault(run, ([-1], {}))
+
+
 def path_tables(vocabulary: Vocabulary) -> PathTables:
     """Build the tables; some tens of milliseconds."""
     entries = _entries(vocabulary)
-    children: list[dict[int, int]] = [{}]
-    ends = [-1]
+    root = _State()
     for number, expansion in enumerate(entries):
-        node = 0
+        state, run = root, 0
         for value in expansion:
-            following = children[node].get(value)
-            if following is None:
-                following = children[node][value] = len(children)
-                children.append({})
-                ends.append(-1)
-            node = following
-        ends[node] = number
-    # Numbered anew, level by level, so that the children of a node stand side by side.
-    order, symbols, first = [0], [0], []
-    waiting = deque([0])
-    while waiting:
-        node = waiting.popleft()
-        first.append(len(order))
-        for value, child in sorted(children[node].items()):
-            order.append(child)
-            symbols.append(value)
-            waiting.append(child)
-    first.append(len(order))
-    below = np.zeros(len(order), np.int32)
-    for node in range(len(order) - 1, -1, -1):
-        if first[node] < first[node + 1]:
-            below[node] = 1 + below[first[node] : first[node + 1]].max()
+            if value == 0:
+                run += 1
+            else:
+                state = state.exit(run)[1].setdefault(value, _State())
+                run = 0
+        if run:
+            state.exit(run)[0][0] = number
+        else:
+            state.end = number
+    # Numbered level by level, so that the states behind an exit stand side by side.
+    states, symbols = [root], [0]
+    exits, runs, ends, children = [0], [], [], []
+    for state in states:  # grows on the way
+        for run, (entry, following) in sorted(state.exits.items()):
+            runs.append(run)
+            ends.append(entry[0])
+            children.append(len(states))
+            for value, child in sorted(following.items()):
+                states.append(child)
+                symbols.append(value)
+        exits.append(len(runs))
+    children.append(len(states))
+    reach = np.zeros(len(runs), np.int32)
+    for number in range(len(states) - 1, -1, -1):
+        longest = 0
+        for e in range(exits[number + 1] - 1, exits[number] - 1, -1):
+            below = [reach[exits[s]] if exits[s] < exits[s + 1] else 0 for s in range(children[e], children[e + 1])]
+            longest = max(longest, runs[e] + (1 + max(below) if below else 0))
+            reach[e] = longest
     expansions, ids = list(entries), list(entries.values())
-    zeros = [number for number, expansion in enumerate(expansions) if not any(expansion)]
-    zeros.sort(key=lambda number: -len(expansions[number]))
     return PathTables(
-        first=np.array(first, np.int32),
+        exits=np.array(exits, np.int32),
+        runs=np.array(runs, np.int32),
+        entries=np.array(ends, np.int32),
+        reach=reach,
+        children=np.array(children, np.int32),
         symbols=np.array(symbols, np.int32),
-        entries=np.array([ends[node] for node in order], np.int32),
-        below=below,
+        ends=np.array([state.end for state in states], np.int32),
         value_bounds=_bounds(expansions),
         values=np.array([value for expansion in expansions for value in expansion], np.int32),
         id_bounds=_bounds(ids),
         ids=np.array([i for row in ids for i in row], np.int32),
-        zeros=np.array(zeros, np.int32),
     )
 
 
@@ -188,11 +212,11 @@ def transform_rows(chunks, matrix, scales, out):  # type: ignore[no-untyped-def]
 @inlined
 def _at_least(symbols, begin, end, value):  # type: ignore[no-untyped-def]
     """The first of ascending symbols[begin:end] that is not below `value`; `end` if all are."""
-    guess = begin + value - symbols[begin]  # the children of the root mostly have no gaps
+    low, high = np.int64(begin), np.int64(end)
+    guess = begin + value - symbols[begin] - (value > 0)  # the states behind the root mostly have no gap but 0
     if begin <= guess < end and symbols[guess] == value:
         low = np.int64(guess)
     else:
-        low, high = np.int64(begin), np.int64(end)
         while low < high:
             middle = (low + high) // 2
             if symbols[middle] < value:
@@ -203,19 +227,26 @@ def _at_least(symbols, begin, end, value):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _nearest(x, symbols, begin, end):  # type: ignore[no-untyped-def]
-    """The child that is nearest to x; half to even where both neighbours are there, as rounding does it."""
+def _round(x, symbols, begin, end, zero):  # type: ignore[no-untyped-def]
+    """The symbol nearest to x among ascending symbols[begin:end] and, where `zero` says so, 0; to even, as `rint`."""
     wanted = np.int64(np.rint(x))
-    place = _at_least(symbols, begin, end, wanted)
-    if place == end or (symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x):
-        place -= 1
-    return place
+    found = np.int64(0)
+    if wanted != 0 or not zero:
+        place = _at_least(symbols, begin, end, wanted)
+        if place == end or (
+            symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x
+        ):
+            place -= 1
+        found = np.int64(symbols[place])
+        if zero and abs(x) <= abs(x - found):
+            found = np.int64(0)
+    return found
 
 
 @kernel
 def _cheapest_rows(  # type: ignore[no-untyped-def]
-    rows, rate, weights, first, symbols, entries, below, value_bounds, values, id_bounds, ids, zeros,
-    out, counts, saturations, coefficients, costs,
+    rows, rate, weights, exits, runs, entries, reach, children, symbols, ends, value_bounds, values, id_bounds, ids,
+    out, counts, coefficients, costs,
 ):  # fmt: skip
     """See `cheapest_rows`. Returns how many ids were written."""
     size = rows.shape[1]
@@ -224,78 +255,76 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
     togo = np.empty(size + 1, np.float64)  # the least cost from each place to the end
     least = np.empty(size + 1, np.float64)  # the least `togo` from the place after the current one to each
     chosen = np.empty(size, np.int32)
-    stack_node, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
+    stack_state, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
     stack_cost = np.empty(len(symbols), np.float64)
+    weighted = weights.shape[0] > 0
+    zero = False
+    for e in range(exits[0], exits[1]):
+        zero |= runs[e] == 1 and entries[e] >= 0
+    first, last = np.int64(0), np.int64(0)
+    if runs[exits[0]] == 0:
+        first, last = np.int64(children[exits[0]]), np.int64(children[exits[0] + 1])
     written = 0
     for n in range(len(rows)):
         row = rows[n]
-        weighted = weights.shape[0] > 0
-        clipped = 0
         zeroed[0] = 0.0
         for j in range(size):
             x = np.float64(row[j])
-            child = _nearest(x, symbols, first[0], first[1])
-            clipped += symbols[child] != np.rint(x)
-            nearest[j] = (x - symbols[child]) ** 2
+            nearest[j] = (x - _round(x, symbols, first, last, zero)) ** 2
             weight = np.float64(weights[n, j]) if weighted else 1.0
             zeroed[j + 1] = zeroed[j] + weight * (x * x - nearest[j])
-        saturations[n] = clipped
         togo[size], least[size] = 0.0, 0.0
         for i in range(size - 1, -1, -1):
             best, choice = np.inf, np.int32(-1)
-            for z in range(len(zeros)):
-                entry = zeros[z]
-                end = i + value_bounds[entry + 1] - value_bounds[entry]
-                if end <= size:
-                    cost = rate * (id_bounds[entry + 1] - id_bounds[entry]) + (zeroed[end] - zeroed[i]) + togo[end]
-                    if cost < best:
-                        best, choice = cost, entry
-            stack_node[0], stack_place[0], stack_cost[0] = 0, i, rate
+            stack_state[0], stack_place[0], stack_cost[0] = 0, i, rate
             depth = 1
             while depth > 0:
                 depth -= 1
-                node, j, before = stack_node[depth], stack_place[depth], stack_cost[depth]
-                if before + least[min(j + below[node], size)] >= best:
-                    continue
-                x = np.float64(row[j])
-                weight = np.float64(weights[n, j]) if weighted else 1.0
-                begin, end = first[node], first[node + 1]
-                middle = np.int64(begin)
-                if end - begin > _FEW:
-                    middle = _nearest(x, symbols, begin, end)
-                step, child = np.int64(1), middle
-                closest, closest_at = np.inf, np.int64(-1)
-                while True:
-                    # From the middle upwards, then from below the middle downwards, until it is too far.
-                    if child == end or child < begin:
-                        if step < 0 or middle == begin:
-                            break
-                        step, child = np.int64(-1), middle - 1
+                state, j, before = stack_state[depth], stack_place[depth], stack_cost[depth]
+                for e in range(exits[state], exits[state + 1]):
+                    b = j + runs[e]
+                    if b > size:
+                        break
+                    cost = before + (zeroed[b] - zeroed[j])
+                    if cost + least[min(j + reach[e], size)] >= best:
+                        break  # through later exits it costs no less
+                    entry = entries[e]
+                    if entry >= 0:
+                        total = cost + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b]
+                        if total < best:
+                            best, choice = total, entry
+                    begin, end = children[e], children[e + 1]
+                    if begin == end or b == size:
                         continue
-                    cost = before + weight * ((x - symbols[child]) ** 2 - nearest[j])
-                    reach = min(j + 1 + below[child], size)
-                    if cost + least[reach] < best:
-                        entry = entries[child]
-                        if entry >= 0:
-                            more = rate * (id_bounds[entry + 1] - id_bounds[entry] - 1)
-                            total = cost + more + togo[j + 1]
-                            if total < best:
-                                best, choice = total, entry
-                        if below[child] > 0 and j + 1 < size:
-                            stack_node[depth], stack_place[depth], stack_cost[depth] = child, j + 1, cost
-                            if cost < closest:
-                                closest, closest_at = cost, depth
-                            depth += 1
-                    elif end - begin > _FEW and cost + least[size] >= best:
-                        # Farther children cost more, and none reaches beyond the end.
-                        child = end if step > 0 else begin - 1
-                        continue
-                    child += step
-                if closest_at >= 0:  # the closest is followed first, as it lowers the bound most
-                    top = depth - 1
-                    node, cost = stack_node[top], stack_cost[top]
-                    stack_node[top], stack_cost[top] = stack_node[closest_at], stack_cost[closest_at]
-                    stack_node[closest_at], stack_cost[closest_at] = node, cost
+                    x = np.float64(row[b])
+                    weight = np.float64(weights[n, b]) if weighted else 1.0
+                    middle = np.int64(begin)
+                    if end - begin > _FEW:
+                        middle = _at_least(symbols, begin, end, np.int64(np.rint(x)))
+                    step, child = np.int64(1), middle
+                    while True:
+                        # From the middle upwards, then from below the middle downwards, until it is too far.
+                        if child == end or child < begin:
+                            if step < 0 or middle == begin:
+                                break
+                            step, child = np.int64(-1), middle - 1
+                            continue
+                        more = cost + weight * ((x - symbols[child]) ** 2 - nearest[b])
+                        if more + least[size] >= best:
+                            if end - begin > _FEW:  # farther ones cost more
+                                child = np.int64(end) if step > 0 else np.int64(begin - 1)
+                                continue
+                        else:
+                            entry = ends[child]
+                            if entry >= 0:
+                                total = more + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b + 1]
+                                if total < best:
+                                    best, choice = total, entry
+                            onward = exits[child]
+                            if onward < exits[child + 1] and more + least[min(b + 1 + reach[onward], size)] < best:
+                                stack_state[depth], stack_place[depth], stack_cost[depth] = child, b + 1, more
+                                depth += 1
+                        child += step
             togo[i], chosen[i], least[i] = best, choice, best
             j = i + 1
             while j <= size and least[j] > best:
@@ -322,14 +351,12 @@ class Cheapest:
     Attributes:
         ids: int32; all ids, row after row.
         counts: int32 [N], ids of each row.
-        saturations: int32 [N], coefficients that the vocabulary cannot round to.
         coefficients: int32 [N, L], what the ids stand for.
         costs: float64 [N]; weighted squared errors beyond those of rounding, and rate_weight times the ids.
     """
 
     ids: IntArray
     counts: IntArray
-    saturations: IntArray
     coefficients: IntArray
     costs: DoubleArray
 
@@ -347,15 +374,15 @@ def cheapest_rows(
     """
     count, size = rows.shape
     out = np.empty(rows.size * tables.most_ids, np.int32)
-    counts, saturations = np.empty((2, count), np.int32)
+    counts = np.empty(count, np.int32)
     coefficients, costs = np.empty((count, size), np.int32), np.empty(count, np.float64)
     factors = np.empty((0, size), np.float32) if weights is None else weights
     written = _cheapest_rows(
         rows, float(rate_weight), factors,
-        tables.first, tables.symbols, tables.entries, tables.below, tables.value_bounds, tables.values,
-        tables.id_bounds, tables.ids, tables.zeros, out, counts, saturations, coefficients, costs,
+        tables.exits, tables.runs, tables.entries, tables.reach, tables.children, tables.symbols, tables.ends,
+        tables.value_bounds, tables.values, tables.id_bounds, tables.ids, out, counts, coefficients, costs,
     )  # fmt: skip
-    return Cheapest(out[:written].copy(), counts, saturations, coefficients, costs)
+    return Cheapest(out[:written].copy(), counts, coefficients, costs)
 
 
 @dataclass(frozen=True)
