@@ -37,6 +37,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 #: Exits with more states behind them than this are searched by halves.
 _FEW = 6
+#: Bounds are kept for what is left of entries with up to this many coefficients that are not 0.
+_COUNTED = 4
 #: How often the errors of a dimension that is beyond its bound are made four times as dear.
 _MOST_ROUNDS = 16
 
@@ -55,6 +57,7 @@ class PathTables:
         runs: [exits]; the zeros of each, ascending within a state.
         entries: [exits]; the entry that ends after them, -1 where none does.
         reach: [exits]; how many coefficients follow the state at most, through this exit or a later one.
+        nonzero: [exits]; how many coefficients that are not 0 follow the state at most, likewise.
         children: [exits + 1]; what follows an exit are the states children[e] .. children[e + 1] - 1.
         symbols: [states]; the coefficient that leads to each state; ascending within an exit.
         ends: [states]; the entry that ends with it, -1 where none does.
@@ -66,6 +69,7 @@ class PathTables:
     runs: IntArray
     entries: IntArray
     reach: IntArray
+    nonzero: IntArray
     children: IntArray
     symbols: IntArray
     ends: IntArray
@@ -121,19 +125,23 @@ def path_tables(vocabulary: Vocabulary) -> PathTables:
                 symbols.append(value)
         exits.append(len(runs))
     children.append(len(states))
-    reach = np.zeros(len(runs), np.int32)
+    reach, nonzero = np.zeros((2, len(runs)), np.int32)
     for number in range(len(states) - 1, -1, -1):
-        longest = 0
+        longest = most = 0
         for e in range(exits[number + 1] - 1, exits[number] - 1, -1):
-            below = [reach[exits[s]] if exits[s] < exits[s + 1] else 0 for s in range(children[e], children[e + 1])]
-            longest = max(longest, runs[e] + (1 + max(below) if below else 0))
-            reach[e] = longest
+            longest = max(longest, runs[e])
+            for child in range(children[e], children[e + 1]):
+                begin, further = exits[child], exits[child] < exits[child + 1]
+                longest = max(longest, runs[e] + 1 + (reach[begin] if further else 0))
+                most = max(most, 1 + (nonzero[begin] if further else 0))
+            reach[e], nonzero[e] = longest, most
     expansions, ids = list(entries), list(entries.values())
     return PathTables(
         exits=np.array(exits, np.int32),
         runs=np.array(runs, np.int32),
         entries=np.array(ends, np.int32),
         reach=reach,
+        nonzero=nonzero,
         children=np.array(children, np.int32),
         symbols=np.array(symbols, np.int32),
         ends=np.array([state.end for state in states], np.int32),
@@ -228,24 +236,24 @@ def _at_least(symbols, begin, end, value):  # type: ignore[no-untyped-def]
 
 @inlined
 def _round(x, symbols, begin, end, zero):  # type: ignore[no-untyped-def]
-    """The symbol nearest to x among ascending symbols[begin:end] and, where `zero` says so, 0; to even, as `rint`."""
+    """The place of the symbol nearest to x among ascending symbols[begin:end]; -1 if 0 is nearer and `zero` allows it.
+
+    Of two that are equally near the even one, as `rint` does it, where it is there.
+    """
     wanted = np.int64(np.rint(x))
-    found = np.int64(0)
+    place = np.int64(-1)
     if wanted != 0 or not zero:
         place = _at_least(symbols, begin, end, wanted)
-        if place == end or (
-            symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x
-        ):
+        if place == end or (symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x):
             place -= 1
-        found = np.int64(symbols[place])
-        if zero and abs(x) <= abs(x - found):
-            found = np.int64(0)
-    return found
+        if zero and abs(x) <= abs(x - symbols[place]):
+            place = np.int64(-1)
+    return place
 
 
 @kernel
 def _cheapest_rows(  # type: ignore[no-untyped-def]
-    rows, rate, weights, exits, runs, entries, reach, children, symbols, ends, value_bounds, values, id_bounds, ids,
+    rows, rate, weights, exits, runs, entries, reach, nonzero, children, symbols, ends, value_bounds, values, id_bounds, ids,
     out, counts, coefficients, costs,
 ):  # fmt: skip
     """See `cheapest_rows`. Returns how many ids were written."""
@@ -254,13 +262,18 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
     zeroed = np.empty(size + 1, np.float64)  # what setting all before each place to 0 costs
     togo = np.empty(size + 1, np.float64)  # the least cost from each place to the end
     least = np.empty(size + 1, np.float64)  # the least `togo` from the place after the current one to each
-    chosen = np.empty(size, np.int32)
+    # [q, j]: at least this, less `zeroed` at j, is what the rest of an entry with q more coefficients that are not 0
+    # costs from j on, and all after it.
+    ahead = np.empty((_COUNTED + 1, size + 1), np.float64)
+    lifted = np.empty(size, np.float64)  # what setting a coefficient to something else than 0 costs at least
+    chosen, alone = np.empty(size, np.int32), np.empty(size, np.int32)
     stack_state, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
     stack_cost = np.empty(len(symbols), np.float64)
     weighted = weights.shape[0] > 0
-    zero = False
+    zero = np.int32(-1)  # the entry of a 0 alone
     for e in range(exits[0], exits[1]):
-        zero |= runs[e] == 1 and entries[e] >= 0
+        if runs[e] == 1:
+            zero = entries[e]
     first, last = np.int64(0), np.int64(0)
     if runs[exits[0]] == 0:
         first, last = np.int64(children[exits[0]]), np.int64(children[exits[0] + 1])
@@ -270,12 +283,17 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
         zeroed[0] = 0.0
         for j in range(size):
             x = np.float64(row[j])
-            nearest[j] = (x - _round(x, symbols, first, last, zero)) ** 2
             weight = np.float64(weights[n, j]) if weighted else 1.0
+            place = _round(x, symbols, first, last, zero >= 0)
+            nearest[j] = (x - symbols[place]) ** 2 if place >= 0 else x * x
+            alone[j] = ends[place] if place >= 0 else zero
+            lifted[j] = 0.0 if place >= 0 else weight * max(0.0, 1.0 - 2.0 * abs(x))
             zeroed[j + 1] = zeroed[j] + weight * (x * x - nearest[j])
-        togo[size], least[size] = 0.0, 0.0
+        togo[size], least[size], ahead[:, size] = 0.0, 0.0, zeroed[size]
         for i in range(size - 1, -1, -1):
-            best, choice = np.inf, np.int32(-1)
+            ahead[:, i] = -np.inf
+            choice = alone[i]  # a way that is always there
+            best = rate * (id_bounds[choice + 1] - id_bounds[choice]) + togo[i + 1]
             stack_state[0], stack_place[0], stack_cost[0] = 0, i, rate
             depth = 1
             while depth > 0:
@@ -286,7 +304,10 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
                     if b > size:
                         break
                     cost = before + (zeroed[b] - zeroed[j])
-                    if cost + least[min(j + reach[e], size)] >= best:
+                    q = nonzero[e]
+                    if cost + least[min(j + reach[e], size)] >= best or (
+                        q <= _COUNTED and before - zeroed[j] + ahead[q, b] >= best
+                    ):
                         break  # through later exits it costs no less
                     entry = entries[e]
                     if entry >= 0:
@@ -294,7 +315,9 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
                         if total < best:
                             best, choice = total, entry
                     begin, end = children[e], children[e + 1]
-                    if begin == end or b == size:
+                    if begin == end or b == size or cost + lifted[b] + least[min(j + reach[e], size)] >= best:
+                        continue
+                    if q <= _COUNTED and cost + lifted[b] - zeroed[b + 1] + ahead[q - 1, b + 1] >= best:
                         continue
                     x = np.float64(row[b])
                     weight = np.float64(weights[n, b]) if weighted else 1.0
@@ -322,10 +345,18 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
                                     best, choice = total, entry
                             onward = exits[child]
                             if onward < exits[child + 1] and more + least[min(b + 1 + reach[onward], size)] < best:
+                                q = nonzero[onward]
+                                if q <= _COUNTED and more - zeroed[b + 1] + ahead[q, b + 1] >= best:
+                                    child += step
+                                    continue
                                 stack_state[depth], stack_place[depth], stack_cost[depth] = child, b + 1, more
                                 depth += 1
                         child += step
             togo[i], chosen[i], least[i] = best, choice, best
+            ahead[0, i] = min(ahead[0, i + 1], zeroed[i] + best)
+            for q in range(1, _COUNTED + 1):
+                lifting = zeroed[i] + lifted[i] - zeroed[i + 1] + ahead[q - 1, i + 1]
+                ahead[q, i] = min(ahead[q, i + 1], ahead[0, i], lifting)
             j = i + 1
             while j <= size and least[j] > best:
                 least[j] = best
@@ -379,7 +410,7 @@ def cheapest_rows(
     factors = np.empty((0, size), np.float32) if weights is None else weights
     written = _cheapest_rows(
         rows, float(rate_weight), factors,
-        tables.exits, tables.runs, tables.entries, tables.reach, tables.children, tables.symbols, tables.ends,
+        tables.exits, tables.runs, tables.entries, tables.reach, tables.nonzero, tables.children, tables.symbols, tables.ends,
         tables.value_bounds, tables.values, tables.id_bounds, tables.ids, out, counts, coefficients, costs,
     )  # fmt: skip
     return Cheapest(out[:written].copy(), counts, coefficients, costs)
