@@ -72,6 +72,7 @@ ACTIONS += [
     "directory",
     "tokenizer",
     "report",
+    "choosing",
     "details",
     "survey",
 ]

@@ -21,6 +21,9 @@ from pi0_fast.types import UsageError
 
 NORMALIZATION_MODES = ("MEAN_STD", "MIN_MAX", "QUANTILES", "QUANTILE10", "IDENTITY")
 SYMBOL_FORMATS = ("plain", "reference")
+#: Those of actions/dct.py, and the flag's own.
+ORDERS = ("frequency", "dimension", "auto")
+TARGETS = ("target_rmse", "target_error", "target_tokens")
 #: Ids of tokens, and coefficients of a chunk, are counted in 16 bits (`MAX_VOCABULARY` of actions/bpe.py).
 LARGEST_VOCABULARY = 65_535
 #: Coefficients are computed in float32; beyond these scales nothing of them would be left.
@@ -34,7 +37,8 @@ _PATHS = ("root", "cache_dir", "output_dir", "tokenizer")
 _REPOSITORY = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)?[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 _DATA, _ACTIONS, _NORMALIZATION = "Dataset", "Action encoding", "Normalization"
-_TOKENIZER, _OUTPUT, _HUB, _STORY = "Tokenizer", "Output", "Hugging Face Hub", "Story"
+_TOKENIZER, _TARGETS = "Tokenizer", "Targets instead of a scale"
+_OUTPUT, _HUB, _STORY = "Output", "Hugging Face Hub", "Story"
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class TokenizerTrainingConfig:
         10.0,
         group=_TOKENIZER,
         help="DCT coefficients are multiplied by this and rounded: higher is finer and longer. One number, "
-        "or a JSON list with one for each encoded dimension, such as '[10, 20]'.",
+        "or a JSON list with one for each encoded dimension, such as '[10, 20]'. Where the search for a target begins.",
     )
     symbol_format: str = option(
         "plain",
@@ -174,6 +178,36 @@ class TokenizerTrainingConfig:
         group=_TOKENIZER,
         help="Share by which the plain format's range of coefficients is widened beyond those seen in the fit.",
         shown="0.25; the reference format has none",
+    )
+    rate_weight: float | None = option(
+        None,
+        group=_TOKENIZER,
+        help="How much error a saved token is worth, in squared scaled coefficients (0.3 to 1 are usual): the encoder "
+        "then looks for the cheapest tokens instead of rounding. Every FAST decoder understands them.",
+        shown="0, plain rounding; with a target, chosen",
+    )
+    order: str = option(
+        "frequency",
+        group=_TOKENIZER,
+        help="How coefficients follow each other: frequency (all dimensions of frequency 0 first, as published), "
+        "dimension (often fewer tokens; LeRobot's own policy cannot decode it, and fails), or auto (what is better).",
+    )
+    target_rmse: float | None = option(
+        None,
+        group=_TARGETS,
+        help="Choose scale and rate weight so that the root mean square error of the tokens stays below this, in "
+        "normalised units, with the fewest tokens.",
+    )
+    target_error: list[float] | float | None = option(  # noqa: RUF009 - a field, and its default is None
+        None,
+        group=_TARGETS,
+        help="The same for the largest error of any single action, in the data's units: one number, or a JSON list "
+        "with one for each encoded dimension.",
+    )
+    target_tokens: float | None = option(
+        None,
+        group=_TARGETS,
+        help="Choose scale and rate weight so that a chunk takes this many tokens on average, with the smallest error.",
     )
 
     output_dir: str | None = option(
@@ -268,7 +302,35 @@ class TokenizerTrainingConfig:
         self._validate_scale()
         check_choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
         check_choice("symbol_format", self.symbol_format, SYMBOL_FORMATS)
+        self._validate_rate()
         self._validate_combinations()
+
+    def _validate_rate(self) -> None:
+        check_choice("order", self.order, ORDERS)
+        if self.rate_weight is not None and check_number("rate_weight", self.rate_weight) < 0:
+            raise UsageError(f"--rate_weight must be at least 0, not {self.rate_weight}")
+        given = [name for name in TARGETS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise UsageError(f"--{given[0]} and --{given[1]} cannot both be met: give one target")
+        for name in given:
+            values = getattr(self, name)
+            if not isinstance(values, (list, tuple)):
+                values = [values]
+            elif not values:
+                raise UsageError(f"--{name} is an empty list: give one number, or one for each encoded dimension")
+            for value in values:
+                if check_number(name, value) <= 0:
+                    raise UsageError(f"--{name} must be above 0, not {value}")
+        if isinstance(self.repo_id, list):
+            for name in given:
+                raise UsageError(f"--{name} is of one dataset: fit on one, and give its --scale to the fit on several")
+            if self.order == "auto":
+                raise UsageError("--order auto is of one dataset: give --order frequency or dimension for several")
+
+    @property
+    def target_name(self) -> str | None:
+        """The flag that is a target, if one is given."""
+        return next((name for name in TARGETS if getattr(self, name) is not None), None)
 
     def _validate_scale(self) -> None:
         scales: Any = self.scale if isinstance(self.scale, (list, tuple)) else [self.scale]

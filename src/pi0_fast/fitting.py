@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from pi0_fast import __version__
 from pi0_fast.actions.bpe_training import JoinedCorpus, training_is_compiled
+from pi0_fast.actions.choosing import RATE_WEIGHTS, Choice, Target, adjusted, choose
 from pi0_fast.actions.chunks import (
     ActionSelection,
     dim_ranges,
@@ -33,6 +34,8 @@ from pi0_fast.actions.chunks import (
     split_episodes,
     window_count,
 )
+from pi0_fast.actions.dct import ORDERS, checked_order
+from pi0_fast.actions.details import rounding_rmse
 from pi0_fast.actions.directory import REPORT_FOLDER, finish_interrupted_save
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.report import Distortion, DistortionMeter, Table, error_table, token_statistics
@@ -50,6 +53,10 @@ from pi0_fast.reports.tokenizer import TokenizerReport
 from pi0_fast.swap import check_place
 from pi0_fast.types import UsageError
 
+#: Chunks, and numbers of them, that settings are chosen with: to fit on, and to measure on.
+_CHOICE_CHUNKS, _CHOICE_VALUES = (4000, 1500), (1 << 22, 1 << 20)
+#: Fits on all chunks, at most, until a target is met there too.
+_MOST_FITS = 3
 #: A share of clipped frames above this is worth a warning.
 CLIPPED_FRAMES_WARNING = 0.05
 
@@ -65,6 +72,7 @@ class TokenizerTrainingResult:
         measured: rate and distortion on `measured_on`.
         measured_on: "held-out episodes", or "fitted episodes" where none were held out.
         seconds: how long everything took.
+        choice: what was tried to find the settings, where they were not all given.
         further: of several datasets the same for all but the first, which the fields above are about; by name.
     """
 
@@ -74,6 +82,7 @@ class TokenizerTrainingResult:
     measured: Distortion
     measured_on: str
     seconds: float
+    choice: Choice | None = None
     further: Mapping[str, Measured] | None = None
 
     def tables(self) -> Iterator[Table]:
@@ -81,6 +90,8 @@ class TokenizerTrainingResult:
         if self.further is not None:
             yield from self._tables_of_several(self.further)
             return
+        if self.choice is not None:
+            yield self.choice.table()
         measured, fitted = self.measured, self.metadata["compression_stats"]
         held = measured.tokens
         rows = [
@@ -145,7 +156,7 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
         HubError: with `push_to_hub`, a token that may not write there (before the fit), or a push that failed (after
             the tokenizer was saved).
         DatasetError: the dataset is missing, damaged, or holds no episode as long as a chunk.
-        TokenizerError: no vocabulary of that size can express the data.
+        TokenizerError: no vocabulary of that size can express the data, or meets the target.
     """
     begun = time.monotonic()
     config.validate()
@@ -160,8 +171,8 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     normalizer = fit.normalizer()
     for line in normalizer.guard_report():
         warn(line)
-    fitter, tokenizer = fit.tokenizer(normalizer)
-    measured, measured_on = fit.measure(tokenizer, normalizer)
+    choice = fit.choose(normalizer)
+    fitter, tokenizer, measured, measured_on = fit.fit_and_measure(normalizer)
     if measured.clipped_frames > CLIPPED_FRAMES_WARNING:
         warn(
             f"{measured.clipped_frames:.1%} of the frames of the {measured_on} have values outside the normaliser's "
@@ -169,8 +180,10 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
             f"{_dim_text(normalizer, int(measured.clipping_worst.argmax()))}); --normalization_mode MIN_MAX cuts "
             "nothing off"
         )
-    lengths, uses = fitter.token_usage(tokenizer)
+    lengths, uses = fit.token_usage(fitter, tokenizer, normalizer)
     metadata = fit.metadata(tokenizer, lengths, measured if fit.held_out else None)
+    if choice is not None:
+        metadata["choice"] = choice.to_json()
     tokenizer.metadata = metadata
     tokenizer.save_pretrained(config.output_path, token_uses=uses)
     say(f"saved to {config.output_path}")
@@ -179,7 +192,7 @@ def train_tokenizer(config: TokenizerTrainingConfig) -> TokenizerTrainingResult:
     if push is not None:
         _push(tokenizer, config, push, uses)
     return TokenizerTrainingResult(
-        tokenizer, config.output_path, metadata, measured, measured_on, time.monotonic() - begun
+        tokenizer, config.output_path, metadata, measured, measured_on, time.monotonic() - begun, choice
     )
 
 
@@ -253,6 +266,7 @@ class _Fit:
                 f"--scale has {len(config.scale)} values for {self.selection.size} encoded dimensions "
                 f"({format_dims(self.selection.dims)})"
             )
+        self.target = _target(config, self.selection)
         self.source = DatasetChunks(
             self.reader,
             self.selection,
@@ -320,7 +334,12 @@ class _Fit:
             say(f"relative to    {self.dataset.state_key}: " + ", ".join(f"{a}-{s}" for a, s in pairs))
         over = "deltas of all windows" if selection.is_delta else "frames"
         say(f"normalisation  {config.normalization_mode}, statistics computed from the {over} of the fitted episodes")
-        say(f"vocabulary     {config.vocab_size} at most, {config.symbol_format} symbols, scale {config.scale}")
+        say(f"vocabulary     {config.vocab_size} at most, {config.symbol_format} symbols")
+        if self.target is not None:
+            say(f"target         {self.target}")
+        else:
+            weight = f", rate weight {config.rate_weight:g}" if config.rate_weight else ""
+            say(f"scale          {config.scale}{weight}; order {config.order}")
 
     def normalizer(self) -> Normalizer:
         """The normaliser of the encoded values of the fitted episodes."""
@@ -333,6 +352,86 @@ class _Fit:
                 progress=advance,
             )
 
+    def choose(self, normalizer: Normalizer) -> Choice | None:
+        """Find the settings that are not given, and use them from here on; None where all are given."""
+        config, orders = self.config, (ORDERS if self.config.order == "auto" else (checked_order(self.config.order),))
+        if self.target is None and config.order != "auto":
+            return None
+        weights = RATE_WEIGHTS if config.rate_weight is None and self.target is not None else (config.rate_weight or 0,)
+        values = config.action_horizon * self.selection.size
+        samples = []
+        for indices, chunks, most in zip((self.train, self.held_out), _CHOICE_CHUNKS, _CHOICE_VALUES, strict=True):
+            with progress("reading", len(indices or self.train), "episodes") as advance:
+                sample = self.source.sample(
+                    indices or self.train, max(1, min(chunks, most // values)), config.seed, advance
+                )
+                samples.append(sample.chunks)
+        if not self.held_out:
+            warn("no episodes are held out: scale, rate weight and order are chosen on those that are fitted")
+        with progress("settings", None, "fits") as advance:
+            choice = choose(
+                *samples,
+                normalizer=normalizer,
+                target=self.target,
+                orders=orders,
+                rate_weights=weights,
+                scale=config.scale,
+                vocab_size=config.vocab_size,
+                symbol_format=config.symbol_format,  # type: ignore[arg-type]  # validated
+                headroom=config.headroom,
+                num_threads=config.num_workers,
+                progress=advance,
+            )
+        found = choice.chosen
+        self.config = replace(config, scale=found.scale, rate_weight=found.rate_weight, order=found.order)
+        say(f"chosen         scale {found.scale}, rate weight {found.rate_weight:g}, order {found.order}")
+        if found.order != "frequency":
+            warn("LeRobot's own pi0_fast policy cannot decode this order; for use there, give --order frequency")
+        return choice
+
+    def fit_and_measure(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer, Distortion, str]:
+        """The tokenizer fitted on all sampled chunks, and measured; again at another scale, where that misses a target.
+
+        A vocabulary of all chunks is another one than that of the few that the settings were chosen with.
+        """
+        for fits in range(1, _MOST_FITS + 1):
+            fitter, tokenizer = self.tokenizer(normalizer)
+            measured, measured_on = self.measure(tokenizer, normalizer)
+            if self.target is None:
+                break
+            shares = self.target.shares(
+                float(measured.tokens["mean_token_length"]),
+                rounding_rmse(measured, normalizer),
+                measured.quantization_worst,
+            )
+            if shares.max() <= 1.0:
+                break
+            if fits == _MOST_FITS:
+                warn(f"the {measured_on} take {shares.max():.3g} times the target of {self.target}")
+                break
+            if self.target.kind == "error":
+                shares = np.maximum(shares, 1.0)
+            scale = adjusted(self.config.scale, shares, self.target.kind)
+            say(f"scale          {scale}, as the {measured_on} take {shares.max():.3f} times the target")
+            self.config = replace(self.config, scale=scale)
+        return fitter, tokenizer, measured, measured_on
+
+    def token_usage(
+        self, fitter: TokenizerFitter, tokenizer: FastTokenizer, normalizer: Normalizer
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Tokens of each fitted chunk, and uses of each id; read once more where they are not those of rounding."""
+        if not tokenizer.rate_weight:
+            return fitter.token_usage(tokenizer)
+        lengths: list[npt.NDArray[np.int32]] = []
+        uses = np.zeros(tokenizer.vocab_size, np.int64)
+        with progress("encoding", self._used(self.train), "chunks") as advance:
+            for chunks in self.source.chunks(self.train, self._starts):
+                ids, counts = tokenizer.encode_padded(normalizer.apply(chunks), num_threads=self.config.num_workers)
+                uses += np.bincount(ids[ids >= 0], minlength=len(uses))
+                lengths.append(counts)
+                advance(len(chunks))
+        return np.concatenate(lengths), uses
+
     def tokenizer(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer]:
         """The tokenizer fitted on sampled chunks of the training episodes, and what it was fitted from."""
         config = self.config
@@ -343,6 +442,8 @@ class _Fit:
                 symbol_format=config.symbol_format,  # type: ignore[arg-type]  # validated
                 headroom=config.headroom,
                 normalizer=normalizer,
+                rate_weight=config.rate_weight or 0.0,
+                max_error=None if self.target is None else self.target.max_error(normalizer),
                 num_threads=config.num_workers,
                 progress=advance,
             )
@@ -353,7 +454,13 @@ class _Fit:
     def fitter(self, normalizer: Normalizer, max_runs: int) -> TokenizerFitter:
         """The sampled chunks of the training episodes, taken in for a fit."""
         config = self.config
-        fitter = TokenizerFitter(config.action_horizon, self.selection.size, scale=config.scale, max_runs=max_runs)
+        fitter = TokenizerFitter(
+            config.action_horizon,
+            self.selection.size,
+            scale=config.scale,
+            order=checked_order(config.order),
+            max_runs=max_runs,
+        )
         with progress("chunks", self._used(self.train), "chunks") as advance:
             for chunks in self.source.chunks(self.train, self._starts):
                 fitter.add(normalizer.apply(chunks), num_threads=config.num_workers)
@@ -452,7 +559,7 @@ def _fit_several(config: TokenizerTrainingConfig, push: PushTarget | None, begun
         bound = tokenizer.bound(config.action_horizon, fit.selection.size)
         distortion, measured_on = fit.measure(bound, normalizer)
         measured.append(Measured(distortion, normalizer, measured_on))
-        lengths, own = fitter.token_usage(bound)
+        lengths, own = fit.token_usage(fitter, bound, normalizer)
         uses += own
         part = fit.metadata(bound, lengths, distortion if fit.held_out else None)
         parts.append({**part, "normalizer": normalizer.to_json()})
@@ -473,7 +580,7 @@ def _fit_several(config: TokenizerTrainingConfig, push: PushTarget | None, begun
         first.distortion,
         first.measured_on,
         time.monotonic() - begun,
-        dict(zip(_distinct(names)[1:], others, strict=True)),
+        further=dict(zip(_distinct(names)[1:], others, strict=True)),
     )
 
 
@@ -524,6 +631,8 @@ def _shared_tokenizer(config: TokenizerTrainingConfig, fitters: Sequence[Tokeniz
         scale=config.scale,
         time_horizon=config.action_horizon if len(sizes) == 1 else None,
         action_dim=sizes.pop() if len(sizes) == 1 else None,
+        order=checked_order(config.order),
+        rate_weight=config.rate_weight or 0.0,
     )
     if tokenizer.vocab_size < config.vocab_size:
         say(f"no pair of symbols is left that occurs twice: the vocabulary has {tokenizer.vocab_size} tokens")
@@ -546,6 +655,18 @@ def _metadata_of_several(
         "datasets": list(parts),
         "versions": parts[0]["versions"],
     }
+
+
+def _target(config: TokenizerTrainingConfig, selection: ActionSelection) -> Target | None:
+    name = config.target_name
+    if name is None:
+        return None
+    value = getattr(config, name)
+    if isinstance(value, (list, tuple)) and len(value) != selection.size:
+        raise UsageError(
+            f"--{name} has {len(value)} values for {selection.size} encoded dimensions ({format_dims(selection.dims)})"
+        )
+    return Target(name.removeprefix("target_"), value)  # type: ignore[arg-type]
 
 
 def _dim_text(normalizer: Normalizer, dim: int) -> str:
