@@ -213,18 +213,18 @@ class DecoderLayer(nn.Module):
         x = x + self.self_attn(normed, asking, bias, turn, asking_turn, store)
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
-    def step_parts(self, direct: bool) -> StepParts:
-        """What `layer_step` needs; `direct`: without the cost of calling a module, where that does the same."""
+    def step_parts(self) -> StepParts:
+        """What `layer_step` needs: without the cost of calling a module, where that does the same."""
         attention, mlp = self.self_attn, self.mlp
         projections = [attention.q_proj, attention.k_proj, attention.v_proj]
         gates = [mlp.gate_proj, mlp.up_proj]
         return StepParts(
             1 + self.input_layernorm.weight,
             1 + self.post_attention_layernorm.weight,
-            _joined(projections, direct),
-            _direct(attention.o_proj) if direct else attention.o_proj,
-            _joined(gates, direct),
-            _direct(mlp.down_proj) if direct else mlp.down_proj,
+            _joined(projections),
+            _direct(attention.o_proj),
+            _joined(gates),
+            _direct(mlp.down_proj),
         )
 
     def lay_side_by_side(self) -> None:
@@ -303,13 +303,13 @@ def _direct(module: nn.Module) -> Callable[[Tensor], Tensor]:
     return lambda x: functional.linear(x, weight, bias)
 
 
-def _joined(modules: list[nn.Linear], direct: bool) -> Callable[[Tensor], Tensor]:
+def _joined(modules: list[nn.Linear]) -> Callable[[Tensor], Tensor]:
     """The results of several linear maps of one vector, one behind the other; one product where that is possible."""
-    if direct and all(_is_plain(module) and module.bias is None for module in modules):
+    if all(_is_plain(module) and module.bias is None for module in modules):
         weight = _as_one([module.weight for module in modules])
         if weight is not None:
             return lambda x: product(x, weight)
-    calls = [_direct(module) if direct else module for module in modules]
+    calls = [_direct(module) for module in modules]
     return lambda x: torch.cat([call(x) for call in calls], dim=-1)
 
 
@@ -395,19 +395,11 @@ class Decoder(nn.Module):
         for layer in self.layers:
             layer.lay_side_by_side()  # type: ignore[operator]
 
-    def step_parts(self, direct: bool) -> list[StepParts]:
+    def step_parts(self) -> list[StepParts]:
         """The layers as `step` uses them; see `DecoderLayer.step_parts`."""
-        return [layer.step_parts(direct) for layer in self.layers]  # type: ignore[operator]
+        return [layer.step_parts() for layer in self.layers]  # type: ignore[operator]
 
-    def step(
-        self,
-        x: Tensor,
-        mask: Tensor,
-        positions: Tensor,
-        column: Tensor,
-        cache: KeyValueCache,
-        parts: list[StepParts] | None = None,
-    ) -> Tensor:
+    def step(self, x: Tensor, mask: Tensor, positions: Tensor, column: Tensor, cache: KeyValueCache) -> Tensor:
         """One column of every row.
 
         Args:
@@ -416,16 +408,14 @@ class Decoder(nn.Module):
             positions: int64 [B].
             column: int64 [1], where keys and values are written.
             cache: written in place.
-            parts: of `step_parts`, where they are at hand.
 
         Returns:
             [B, width] after the final norm.
         """
         turn = rotation(positions, cache.frequencies, x.dtype)
         bias = _bias(mask[:, None, None], x.dtype)
-        layers = self.step_parts(direct=False) if parts is None else parts
         epsilon = torch.full((1,), RMS_NORM_EPSILON, device=x.device)
-        for layer, store in zip(layers, cache.stores, strict=True):
+        for layer, store in zip(cache.parts, cache.stores, strict=True):
             x = layer_step(layer, x, bias, turn, column, store, epsilon)
         return step_norm(x, 1 + self.norm.weight, epsilon)
 

@@ -138,7 +138,7 @@ class PaliGemma(nn.Module):
         shape = (batch, 2 * text.num_key_value_heads, capacity, text.head_dim)
         # Zeros, not whatever was in memory: a masked column has weight 0, and 0 * NaN would still be NaN.
         stores = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(text.num_hidden_layers)]
-        return KeyValueCache(stores, step_frequencies(text, self.device), self.decoder.step_parts(direct=True))
+        return KeyValueCache(stores, step_frequencies(text, self.device), self.decoder.step_parts())
 
     def prefill(
         self,
@@ -176,9 +176,8 @@ class PaliGemma(nn.Module):
         """
         if isinstance(column, int):
             column = torch.tensor([column], device=ids.device)
-        if self._compiled_step is not None:
-            return self._compiled_step(self.embed(ids), mask, positions, column, cache)
-        return self.decoder.step(self.embed(ids), mask, positions, column, cache, cache.parts)
+        step = self._compiled_step or self.decoder.step
+        return step(self.embed(ids), mask, positions, column, cache)
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """The head's rows for these ids, copied to lie side by side: int64 [K] -> [K, width]."""
