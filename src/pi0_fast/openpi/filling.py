@@ -7,7 +7,7 @@ where (leaves.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from pi0_fast.model.paligemma import PaliGemma
 from pi0_fast.openpi.leaves import PLACES, Adapter, Tree, merged
-from pi0_fast.openpi.orbax import Leaf
 from pi0_fast.types import PolicyError, UsageError
 
 #: openpi's only LoRA variant of pi0-FAST, gemma_2b_lora.
@@ -36,36 +35,39 @@ def fill(model: PaliGemma, tree: Tree, scale: float | None, advance: Callable[..
     Raises:
         PolicyError: data are missing, damaged or not finite.
     """
-    wanted = dict(model.named_parameters())
+    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     state: dict[str, Tensor] = {}
     for path in sorted(PLACES, key=lambda path: -math.prod(tree.leaves[path].shape)):
-        place, leaf, adapter = PLACES[path], tree.leaves[path], tree.adapters.get(path)
-        for layer, values in _layers(leaf, place.stacked, advance):
-            weight = values.float()
+        _take(path, tree, scale, dtypes, state, advance)
+    state["lm_head.weight"] = state["embed_tokens.weight"]
+    model.load_state_dict(state, strict=True, assign=True)
+    model.lm_head.weight = model.embed_tokens.weight
+
+
+def _take(
+    path: str,
+    tree: Tree,
+    scale: float | None,
+    dtypes: Mapping[str, torch.dtype],
+    state: dict[str, Tensor],
+    advance: Callable[..., None],
+) -> None:
+    """Put what a leaf becomes into the state; a function, so that nothing holds the leaf when the next one is read."""
+    place, leaf, adapter = PLACES[path], tree.leaves[path], tree.adapters.get(path)
+    blocks = leaf.blocks() if place.stacked else iter([(0, leaf.read()[None])])
+    for first, block in blocks:
+        for layer in range(first, first + len(block)):
+            weight = _tensor(block[layer - first]).float()
             if not bool(torch.isfinite(weight).all()):
                 raise PolicyError(f"{path}{f', layer {layer}' if place.stacked else ''}: weights are not finite")
             if adapter is not None:
                 weight = _adapted(weight, tree, adapter, layer, scale)
             for name, value in zip(place.names, place.turn(weight), strict=True):
                 name = name.replace(".N.", f".{layer}.")
-                empty = torch.empty(wanted[name].shape, dtype=wanted[name].dtype, device="cpu")
-                state[name] = empty.copy_(value)
-    state["lm_head.weight"] = state["embed_tokens.weight"]
-    model.load_state_dict(state, strict=True, assign=True)
-    model.lm_head.weight = model.embed_tokens.weight
-
-
-def _layers(leaf: Leaf, stacked: bool, advance: Callable[..., None]) -> Iterator[tuple[int, Tensor]]:
-    """Each layer of a leaf with its number, or the whole leaf as number 0."""
-    if not stacked:
-        values = leaf.read()
-        yield 0, _tensor(values)
-        advance(values.nbytes)
-        return
-    for first, block in leaf.blocks():
-        for number, values in enumerate(block, first):
-            yield number, _tensor(values)
+                # In the order of memory that a model's own weights have.
+                state[name] = torch.empty(value.shape, dtype=dtypes[name], device="cpu").copy_(value)
         advance(block.nbytes)
+        del block, weight, value
 
 
 def _tensor(values: npt.NDArray[Any]) -> Tensor:
