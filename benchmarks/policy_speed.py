@@ -10,8 +10,6 @@ What each side does:
   prefill        images and prompt to the first hidden state to choose from (lerobot: and the choice)
   step           (generation of N ids - prefill) / (N - 1), for the same N on both sides; ours / N, its first choice
                  counted in
-                 and once more with compile_model=true; lerobot 0.6.1 has that setting, and does not compile its cached
-                 generation with it, so that its time stands
   chunk          generation of N ids, and the way from ids to actions. Ours generates under the grammar of the action
                  tokenizer until each row holds a chunk of 700 coefficients; that is N. lerobot is then told to generate
                  N ids: from random weights it never stops by itself, and what it generates is no chunk. It computes the
@@ -361,8 +359,8 @@ def backward(loss: Callable[[], torch.Tensor], model: torch.nn.Module) -> Callab
     return run
 
 
-def compare_generation(theirs: LerobotTwin, ours: Ours, compiled: Ours, case: Case, repeats: int, goals: Goals) -> None:
-    """Prefill, step and chunk; the step once more as `compile_model=true` has it, for which `compiled` is used up."""
+def compare_generation(theirs: LerobotTwin, ours: Ours, case: Case, repeats: int, goals: Goals) -> None:
+    """Prefill, step and chunk."""
     prepared = ours.pack(case, targets=False)
     steps = ours.generate(prepared).steps
     ids = theirs.generate(*case.prefix(), steps=steps)
@@ -378,9 +376,6 @@ def compare_generation(theirs: LerobotTwin, ours: Ours, compiled: Ours, case: Ca
     row("prefill", prefill, our_prefill, "s")
     row(f"step, mean of {steps}", (whole - prefill) / (steps - 1), (our_whole - our_prefill) / steps, "s", goals.step)
     row(f"chunk of {steps} tokens", whole + decoding, our_chunk, "s", goals.chunk)
-    compiled.policy.model.compile()
-    our_prefill, our_whole = medians(repeats, lambda: compiled.prefill(prepared), lambda: compiled.generate(prepared))
-    row("step, compile_model=true", (whole - prefill) / (steps - 1), (our_whole - our_prefill) / steps, "s", goals.step)
 
 
 def compare_loss(theirs: LerobotTwin, ours: Ours, case: Case, repeats: int, goals: Goals) -> None:
@@ -499,8 +494,7 @@ def compare(
     goals = GOALS.get(vocab_size, Goals(None, None, None, None))
     print(f"  {'':44} {'lerobot':>9} {'ours':>9}")
     if "generation" in arguments.parts:
-        again = Ours(directory, vocab_size, FILLINGS[filling][1])
-        compare_generation(theirs, ours, again, case, repeats, goals)
+        compare_generation(theirs, ours, case, repeats, goals)
     if "loss" in arguments.parts:
         compare_loss(theirs, ours, case, repeats, goals)
     if "memory" in arguments.parts:
