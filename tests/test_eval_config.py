@@ -25,15 +25,16 @@ def test_the_documented_command_of_lerobot_is_read() -> None:
     config = parsed(
         "--policy.path=lerobot/pi0fast-libero",
         "--policy.max_action_tokens=256",
-        "--env.type=metaworld",
+        "--env.type=libero",
         "--policy.gradient_checkpointing=false",
-        "--env.task=libero_object,libero_spatial",
+        "--env.task=libero_object,libero_spatial,libero_goal,libero_10",
         "--eval.batch_size=1",
         "--eval.n_episodes=1",
         '--rename_map={"observation.images.image":"observation.images.base_0_rgb"}',
     )
     assert config.paths == ("lerobot/pi0fast-libero",)
-    assert config.env.tasks == ("libero_object", "libero_spatial")
+    suites = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
+    assert config.env.tasks == tuple(f"{suite}/{number}" for suite in suites for number in range(10))
     assert (config.eval.batch_size, config.eval.n_episodes) == (1, 1)
     assert config.policy.overrides() == {"max_action_tokens": 256}
     assert config.rename_map == {"observation.images.image": "observation.images.base_0_rgb"}

@@ -49,6 +49,16 @@ def test_a_simulator_is_made_from_the_flags() -> None:
     assert read("type=toy", "task=reach-blue", "image_size=8").arguments("reach-blue")["image_size"] == 8
 
 
+def test_suites_stand_for_their_tasks() -> None:
+    assert read("type=libero", "task=libero_goal/7,libero_object").tasks == (
+        "libero_goal/7",
+        *(f"libero_object/{number}" for number in range(10)),
+    )
+    assert read("type=libero").tasks == tuple(f"libero_10/{number}" for number in range(10))
+    assert len(read("type=libero", "task=libero_90").tasks) == 90
+    assert read("type=gym", "task=libero_object").tasks == ("libero_object",)
+
+
 def test_simulators_with_a_usual_task_need_none() -> None:
     assert (read("type=pusht").tasks, read("type=aloha").tasks) == (("PushT-v0",), ("AlohaInsertion-v0",))
 
@@ -60,7 +70,8 @@ def test_no_simulator_is_the_default() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["type=libero", "task=x"], "--env.type"),
+        (["type=liberty", "task=x"], "--env.type"),
+        (["type=libero", "task=libero_10,libero_10/3"], "names a task twice"),
         (["type=toy"], "--env.type=toy needs --env.task"),
         (["task=x"], "--env.task has no effect without --env.type"),
         (["fast_rendering=true"], "--env.fast_rendering has no effect"),

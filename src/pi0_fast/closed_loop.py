@@ -39,6 +39,8 @@ _VIDEO_HEIGHT, _VIDEO_FPS = 240, 20.0
 def fitted_environment(policy: PI0FastPolicy, environment: EnvConfig) -> tuple[EnvConfig, tuple[SimulatorSpec, ...]]:
     """The environment with the cameras and image sizes that the policy was trained on, where it does not say its own.
 
+    LIBERO's pictures have the adapter's size where no other is given.
+
     Args:
         policy: whose `config` and rename map decide.
         environment: validated, with a type and tasks.
@@ -54,7 +56,8 @@ def fitted_environment(policy: PI0FastPolicy, environment: EnvConfig) -> tuple[E
     _check_tasks(environment)
     looked_at = environment.tasks if environment.type == "gym" else environment.tasks[:1]
     chosen = environment
-    if environment.image_size is None:
+    # LIBERO's checkpoints are scored on pictures of 360 x 360, whatever they were trained on: LeRobot's convention.
+    if environment.image_size is None and environment.type != "libero":
         sizes = {config.expected_inputs[key].shape[1:] for key in _cameras(config)}
         if len(sizes) == 1:
             chosen = dataclasses.replace(chosen, image_size=list(sizes.pop()))
@@ -377,6 +380,7 @@ class _Loop:
             begun = time.perf_counter()
             actions, info = self._call(group)
             elapsed = (time.perf_counter() - begun) * 1e3
+            self._check_finite(group, actions)
             chunks.extend(actions)
             valid, lengths = info.valid.tolist(), info.lengths.tolist()
             for episode, is_valid, length in zip(group, valid, lengths, strict=True):
@@ -385,6 +389,16 @@ class _Loop:
                 episode.tokens += length
                 episode.latencies_ms.append(round(elapsed, 3))
         return chunks
+
+    def _check_finite(self, episodes: Sequence[_Running], actions: np.ndarray) -> None:
+        """Actions that are no numbers are the policy's failure; the simulator would be blamed for refusing them."""
+        bad = np.argwhere(~np.isfinite(actions))
+        if len(bad):
+            row, step, dim = bad[0].tolist()
+            raise PolicyError(
+                f"the policy's action is {actions[row, step, dim]} in {self._spec.action_names[dim]} at step {step} of "
+                f"a chunk ({self._task}, seed {episodes[row].seed}): its weights or its statistics are damaged"
+            )
 
     def _call(self, episodes: Sequence[_Running]) -> tuple[np.ndarray, Any]:
         observations = [episode.observation or {} for episode in episodes]

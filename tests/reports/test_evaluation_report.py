@@ -130,3 +130,36 @@ def test_the_page_has_everything_and_fetches_nothing() -> None:
     done = report_of(tuple(each for each in SECOND if each.success)).page().render()
     assert "Episodes without success" not in done
     assert "<video" not in done
+
+
+def test_suites_have_lines_together_and_published_numbers_stand_beside_them() -> None:
+    tasks = ("a/0", "a/1", "b/0")
+    ends = {"a/0": (SUCCESS, SUCCESS), "a/1": (SUCCESS, TIME), "b/0": (TIME, TIME)}
+    own = tuple(episode(task, seed, end, steps=5) for task, two in ends.items() for seed, end in enumerate(two))
+    other = tuple(episode(task, seed, SUCCESS, steps=5) for task in tasks for seed in range(2))
+    report = EvaluationReport((), ("first", "second"), tasks, (own, other))
+    assert [name for name, _ in report.groups(0)] == [*tasks, "a", "b", ALL_TASKS]
+    summaries = {name: Summary.of(episodes) for name, episodes in report.groups(0)}
+    assert [summaries[name].successes for name in ("a", "b", ALL_TASKS)] == [3, 0, 3]
+    assert dict(report.pairs()) == {
+        "a/0": Paired(2, 0, 0, 0),
+        "a/1": Paired(1, 0, 1, 0),
+        "b/0": Paired(0, 0, 2, 0),
+        "a": Paired(3, 0, 1, 0),
+        "b": Paired(0, 0, 2, 0),
+        ALL_TASKS: Paired(3, 0, 3, 0),
+    }
+
+    quoted = EvaluationReport((), ("p",), tasks, (own,), published={"a": 70.0, ALL_TASKS: 82.5}, source="somebody")
+    _, (title, rows, headers), _ = quoted.tables()
+    assert "somebody" in title
+    assert "not reproduced" in title
+    low, high = wilson(3, 4)
+    assert headers == ["task", "published", "here", "95 % interval"]
+    assert rows[0] == ["a", "70.0%", "75.0%", f"{low:.1%} to {high:.1%}"]
+    assert rows[1][:3] == [ALL_TASKS, "82.5%", "50.0%"]
+    assert quoted.to_json()["published"] == {"source": "somebody", "percent": {"a": 70.0, ALL_TASKS: 82.5}}
+    assert "82.5%" in quoted.page().render()
+    assert "published" not in report.to_json()
+    one_suite = EvaluationReport((), ("p",), tasks[:2], (own[:4],))
+    assert [name for name, _ in one_suite.groups(0)] == ["a/0", "a/1", ALL_TASKS]

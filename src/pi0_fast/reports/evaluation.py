@@ -8,7 +8,7 @@ episodes (evaluate.py), and the intervals' formulas (intervals.py).
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -158,6 +158,8 @@ class EvaluationReport:
         episodes: of each policy.
         warnings: what a reader has to know before believing the numbers.
         details: what else the json holds: settings, seeds, versions.
+        published: name of a suite, or ALL_TASKS -> percent that others published, quoted and not measured here.
+        source: whose numbers those are.
     """
 
     about: tuple[tuple[str, str], ...]
@@ -166,20 +168,40 @@ class EvaluationReport:
     episodes: tuple[tuple[EpisodeResult, ...], ...]
     warnings: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+
+    @property
+    def suites(self) -> dict[str, list[str]]:
+        """The tasks of each suite, in order: what comes before the `/` of names such as libero_object/3."""
+        found: dict[str, list[str]] = {}
+        for task in self.tasks:
+            suite, slash, number = task.rpartition("/")
+            if slash and number.isdigit():
+                found.setdefault(suite, []).append(task)
+        return found
+
+    def _together(self) -> Iterator[tuple[str, Collection[str]]]:
+        """Tasks that have a line together: those of each suite, where there are several suites, and all."""
+        suites = self.suites
+        if len(suites) > 1:
+            yield from suites.items()
+        if len(self.tasks) > 1:
+            yield ALL_TASKS, self.tasks
 
     def groups(self, policy: int) -> Iterator[tuple[str, list[EpisodeResult]]]:
-        """The episodes of each task, and, where there are several tasks, of all."""
+        """The episodes of each task, and, where there are several tasks, of those together."""
         own = self.episodes[policy]
         for task in self.tasks:
             yield task, [episode for episode in own if episode.task == task]
-        if len(self.tasks) > 1:
-            yield ALL_TASKS, list(own)
+        for name, tasks in self._together():
+            yield name, [episode for episode in own if name == ALL_TASKS or episode.task in tasks]
 
     def pairs(self) -> Iterator[tuple[str, Paired]]:
         """For two policies: the episodes that both have ended, counted by who succeeded, as `groups`."""
         if len(self.policies) != 2:
             return
-        total = Paired(0, 0, 0, 0)
+        of_tasks: dict[str, Paired] = {}
         for task in self.tasks:
             first, second = (
                 {episode.seed: episode.success for episode in own if episode.task == task and episode.end != FAILED}
@@ -188,16 +210,18 @@ class EvaluationReport:
             outcomes = [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
             kinds = ((True, True), (True, False), (False, True), (False, False))
             pairs = Paired(*(outcomes.count(kind) for kind in kinds))
-            total += pairs
+            of_tasks[task] = pairs
             yield task, pairs
-        if len(self.tasks) > 1:
-            yield ALL_TASKS, total
+        for name, tasks in self._together():
+            yield name, sum((of_tasks[task] for task in tasks), Paired(0, 0, 0, 0))
 
     # --- tables ---------------------------------------------------------------------------------------------
 
     def tables(self) -> Iterator[Table]:
-        """Success, chunks, and the difference of two policies."""
+        """Success, what others published, chunks, and the difference of two policies."""
         yield self._success_table()
+        if self.published:
+            yield self._published_table()
         yield self._chunks_table()
         if len(self.policies) == 2:
             yield self._difference_table()
@@ -227,6 +251,23 @@ class EvaluationReport:
         headers = ["success", "95 % interval", "episodes", "steps", "steps if done"]
         failed_header = ["simulator failed"] if any_failed else []
         return "Success", rows, [*self._name_headers, *headers, *failed_header]
+
+    def _published_table(self) -> Table:
+        rows: list[list[Any]] = []
+        for policy in range(len(self.policies)):
+            for name, episodes in self._of_published(policy):
+                found = Summary.of(episodes)
+                low, high = found.interval
+                cells = [f"{self.published[name]:.1f}%", f"{found.share:.1%}", f"{low:.1%} to {high:.1%}"]
+                rows.append([*self._named(policy, name), *cells])
+        headers = [*self._name_headers, "published", "here", "95 % interval"]
+        return f"Beside published numbers ({self.source}), which are quoted, not reproduced here", rows, headers
+
+    def _of_published(self, policy: int) -> Iterator[tuple[str, list[EpisodeResult]]]:
+        """The episodes that stand beside each published number."""
+        for name in self.published:
+            tasks = self.tasks if name == ALL_TASKS else self.suites[name]
+            yield name, [episode for episode in self.episodes[policy] if episode.task in tasks]
 
     def _chunks_table(self) -> Table:
         rows = []
@@ -264,6 +305,8 @@ class EvaluationReport:
                 task: {"difference": pairs.difference, "interval": list(paired_difference(pairs)), **asdict(pairs)}
                 for task, pairs in self.pairs()
             }
+        if self.published:
+            content["published"] = {"source": self.source, "percent": dict(self.published)}
         return {**content, "warnings": list(self.warnings)}
 
     # --- page -----------------------------------------------------------------------------------------------
@@ -283,6 +326,10 @@ class EvaluationReport:
             "Intervals hold the true share 95 times of 100 (Wilson). Episodes in which the simulator failed count as "
             "no success. Steps are means; the second column is of successful episodes only."
         )
+        if self.published:
+            title, rows, headers = self._published_table()
+            page.text(f"{title}.")
+            page.table(rows, headers)
         if len(self.policies) == 2:
             page.heading("Difference")
             title, rows, headers = self._difference_table()
