@@ -58,11 +58,13 @@ class PathTables:
         entries: [exits]; the entry that ends after them, -1 where none does.
         reach: [exits]; how many coefficients follow the state at most, through this exit or a later one.
         nonzero: [exits]; how many coefficients that are not 0 follow the state at most, likewise.
+        own_reach, own_nonzero: [exits]; the same through this exit and what follows it only.
         children: [exits + 1]; what follows an exit are the states children[e] .. children[e + 1] - 1.
         symbols: [states]; the coefficient that leads to each state; ascending within an exit.
         ends: [states]; the entry that ends with it, -1 where none does.
         value_bounds, values: entry e stands for the coefficients values[value_bounds[e] : value_bounds[e + 1]].
         id_bounds, ids: the ids of each entry.
+        longer: [entries]; the entry that stands for the same after one more 0, -1 where there is none.
     """
 
     exits: IntArray
@@ -70,6 +72,8 @@ class PathTables:
     entries: IntArray
     reach: IntArray
     nonzero: IntArray
+    own_reach: IntArray
+    own_nonzero: IntArray
     children: IntArray
     symbols: IntArray
     ends: IntArray
@@ -77,6 +81,7 @@ class PathTables:
     values: IntArray
     id_bounds: IntArray
     ids: IntArray
+    longer: IntArray
 
     @property
     def most_ids(self) -> int:
@@ -125,23 +130,27 @@ def path_tables(vocabulary: Vocabulary) -> PathTables:
                 symbols.append(value)
         exits.append(len(runs))
     children.append(len(states))
-    reach, nonzero = np.zeros((2, len(runs)), np.int32)
+    reach, nonzero, own_reach, own_nonzero = np.zeros((4, len(runs)), np.int32)
     for number in range(len(states) - 1, -1, -1):
         longest = most = 0
         for e in range(exits[number + 1] - 1, exits[number] - 1, -1):
-            longest = max(longest, runs[e])
+            own_reach[e] = runs[e]
             for child in range(children[e], children[e + 1]):
                 begin, further = exits[child], exits[child] < exits[child + 1]
-                longest = max(longest, runs[e] + 1 + (reach[begin] if further else 0))
-                most = max(most, 1 + (nonzero[begin] if further else 0))
+                own_reach[e] = max(own_reach[e], runs[e] + 1 + (reach[begin] if further else 0))
+                own_nonzero[e] = max(own_nonzero[e], 1 + (nonzero[begin] if further else 0))
+            longest, most = max(longest, own_reach[e]), max(most, own_nonzero[e])
             reach[e], nonzero[e] = longest, most
     expansions, ids = list(entries), list(entries.values())
+    numbers = {expansion: number for number, expansion in enumerate(expansions)}
     return PathTables(
         exits=np.array(exits, np.int32),
         runs=np.array(runs, np.int32),
         entries=np.array(ends, np.int32),
         reach=reach,
         nonzero=nonzero,
+        own_reach=own_reach,
+        own_nonzero=own_nonzero,
         children=np.array(children, np.int32),
         symbols=np.array(symbols, np.int32),
         ends=np.array([state.end for state in states], np.int32),
@@ -149,6 +158,7 @@ def path_tables(vocabulary: Vocabulary) -> PathTables:
         values=np.array([value for expansion in expansions for value in expansion], np.int32),
         id_bounds=_bounds(ids),
         ids=np.array([i for row in ids for i in row], np.int32),
+        longer=np.array([numbers.get((0, *expansion), -1) for expansion in expansions], np.int32),
     )
 
 
@@ -244,7 +254,9 @@ def _round(x, symbols, begin, end, zero):  # type: ignore[no-untyped-def]
     place = np.int64(-1)
     if wanted != 0 or not zero:
         place = _at_least(symbols, begin, end, wanted)
-        if place == end or (symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x):
+        if place == end or (
+            symbols[place] != wanted and place > begin and x - symbols[place - 1] <= symbols[place] - x
+        ):
             place -= 1
         if zero and abs(x) <= abs(x - symbols[place]):
             place = np.int64(-1)
@@ -253,8 +265,8 @@ def _round(x, symbols, begin, end, zero):  # type: ignore[no-untyped-def]
 
 @kernel
 def _cheapest_rows(  # type: ignore[no-untyped-def]
-    rows, rate, weights, exits, runs, entries, reach, nonzero, children, symbols, ends, value_bounds, values, id_bounds, ids,
-    out, counts, coefficients, costs,
+    rows, rate, weights, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends,
+    value_bounds, values, id_bounds, ids, longer, out, counts, coefficients, costs,
 ):  # fmt: skip
     """See `cheapest_rows`. Returns how many ids were written."""
     size = rows.shape[1]
@@ -294,6 +306,18 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
             ahead[:, i] = -np.inf
             choice = alone[i]  # a way that is always there
             best = rate * (id_bounds[choice + 1] - id_bounds[choice]) + togo[i + 1]
+            if i + 1 < size:
+                entry = longer[chosen[i + 1]]
+                if entry >= 0:  # along a run of zeros the best entry often ends where it did
+                    more = (
+                        id_bounds[entry + 1]
+                        - id_bounds[entry]
+                        - id_bounds[chosen[i + 1] + 1]
+                        + id_bounds[chosen[i + 1]]
+                    )
+                    total = zeroed[i + 1] - zeroed[i] + togo[i + 1] + rate * more
+                    if total < best:
+                        best, choice = total, entry
             stack_state[0], stack_place[0], stack_cost[0] = 0, i, rate
             depth = 1
             while depth > 0:
@@ -315,8 +339,9 @@ def _cheapest_rows(  # type: ignore[no-untyped-def]
                         if total < best:
                             best, choice = total, entry
                     begin, end = children[e], children[e + 1]
-                    if begin == end or b == size or cost + lifted[b] + least[min(j + reach[e], size)] >= best:
+                    if begin == end or b == size or cost + lifted[b] + least[min(j + own_reach[e], size)] >= best:
                         continue
+                    q = own_nonzero[e]
                     if q <= _COUNTED and cost + lifted[b] - zeroed[b + 1] + ahead[q - 1, b + 1] >= best:
                         continue
                     x = np.float64(row[b])
@@ -410,8 +435,9 @@ def cheapest_rows(
     factors = np.empty((0, size), np.float32) if weights is None else weights
     written = _cheapest_rows(
         rows, float(rate_weight), factors,
-        tables.exits, tables.runs, tables.entries, tables.reach, tables.nonzero, tables.children, tables.symbols, tables.ends,
-        tables.value_bounds, tables.values, tables.id_bounds, tables.ids, out, counts, coefficients, costs,
+        tables.exits, tables.runs, tables.entries, tables.reach, tables.nonzero, tables.own_reach,
+        tables.own_nonzero, tables.children, tables.symbols, tables.ends, tables.value_bounds, tables.values,
+        tables.id_bounds, tables.ids, tables.longer, out, counts, coefficients, costs,
     )  # fmt: skip
     return Cheapest(out[:written].copy(), counts, coefficients, costs)
 
