@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import filecmp
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pi0_fast import FastTokenizer, TokenizerTrainingConfig, fit_fast_tokenizer, train_tokenizer
+from pi0_fast.actions.choosing import RATE_WEIGHTS
+from pi0_fast.actions.dct import ORDERS
+from pi0_fast.actions.details import rounding_rmse
 from pi0_fast.cli import main
 from pi0_fast.data import LeRobotWriter
 from pi0_fast.fitting import TokenizerTrainingResult
@@ -88,6 +92,63 @@ def test_metadata_has_the_documented_keys_with_resolved_values(result: Tokenizer
         "min_token_length",
         "max_token_length",
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({"target_rmse": 0.03}, lambda result: rounding(result) / 0.03),
+        ({"target_error": 0.02, "order": "auto"}, lambda result: result.measured.quantization_worst.max() / 0.02),
+        ({"target_tokens": 8}, lambda result: result.measured.tokens["mean_token_length"] / 8),
+    ],
+)
+def test_targets_are_met_on_held_out_episodes(
+    dataset: Path, tmp_path: Path, changes: dict[str, object], used: Callable[[TokenizerTrainingResult], float]
+) -> None:
+    result = train_tokenizer(config(dataset, tmp_path / "t", **changes))
+    assert 0.8 < used(result) <= 1.0
+    written = json.loads((tmp_path / "t/metadata.json").read_text())["choice"]
+    best = written["tried"][written["chosen"]]
+    loaded = FastTokenizer.from_pretrained(tmp_path / "t")
+    assert (loaded.rate_weight, loaded.order) == (best["rate_weight"], best["order"])
+    assert (loaded.max_error is not None) == ("target_error" in changes)
+    assert {each["order"] for each in written["tried"]} == (set(ORDERS) if "order" in changes else {"frequency"})
+    assert {each["rate_weight"] for each in written["tried"]} == set(RATE_WEIGHTS)
+    titles = [title for title, _, _ in result.tables()]
+    assert titles[0].startswith("What was tried, fitted on")
+
+
+def rounding(result: TokenizerTrainingResult) -> float:
+    assert result.tokenizer.normalizer is not None
+    return rounding_rmse(result.measured, result.tokenizer.normalizer)
+
+
+def test_the_rate_weight_is_saved_and_its_tokens_are_counted(dataset: Path, tmp_path: Path) -> None:
+    plain = train_tokenizer(config(dataset, tmp_path / "plain"))
+    result = train_tokenizer(config(dataset, tmp_path / "t", rate_weight=0.6, order="dimension"))
+    loaded = FastTokenizer.from_pretrained(tmp_path / "t")
+    assert (loaded.rate_weight, loaded.order, loaded.scale) == (0.6, "dimension", 10.0)
+    for name in ("fitted", "held out"):
+        mean = [
+            (each.metadata["compression_stats"] if name == "fitted" else each.measured.tokens)["mean_token_length"]
+            for each in (plain, result)
+        ]
+        assert mean[1] < 0.95 * mean[0], name
+    uses = [int(line.split("\t")[1]) for line in (tmp_path / "t/vocabulary.txt").read_text().splitlines()[1:]]
+    fitted = result.metadata["compression_stats"]["mean_token_length"] * result.metadata["num_training_chunks"]
+    assert sum(uses) == round(fitted)
+    assert "choice" not in result.metadata
+
+
+def test_a_target_that_cannot_be_met_fails_and_saves_nothing(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--repo_id=a/b", f"--root={dataset}", f"--output_dir={tmp_path / 't'}", "--vocab_size=256"]
+    assert main(["train-tokenizer", *arguments, "--target_error", "0.00001"]) == 1
+    assert "no tokenizer of 256 ids meets the target of largest error 1e-05" in capsys.readouterr().err
+    assert not (tmp_path / "t").exists()
+    assert main(["train-tokenizer", *arguments, "--target_error=[0.1, 0.1]"]) == 2
+    assert "--target_error has 2 values for 3 encoded dimensions" in capsys.readouterr().err
 
 
 def test_metadata_stays_with_the_tokenizer(result: TokenizerTrainingResult, tmp_path: Path) -> None:

@@ -101,6 +101,18 @@ def test_rows_of_other_lengths_train_together(symbol_format: str) -> None:
     assert [block.shape for block in joined.blocks()] == [(6, 4), (6, 6)]
 
 
+def test_order_and_rate_weight_are_those_of_all(home: Path, tmp_path: Path) -> None:
+    train_tokenizer(config(home, tmp_path / "t", order="dimension", rate_weight=0.4))
+    loaded = FastTokenizer.from_pretrained(tmp_path / "t")
+    assert (loaded.order, loaded.rate_weight) == ("dimension", 0.4)
+    chunk = np.random.default_rng(0).normal(0, 0.3, (HORIZON, 2)).astype(np.float32)
+    np.testing.assert_allclose(
+        loaded.decode(loaded.encode(chunk, rate_weight=0.0)[0], time_horizon=HORIZON, action_dim=2),
+        loaded.bound(HORIZON, 2).decode(loaded.bound(HORIZON, 2).encode(chunk, rate_weight=0.0)[0]),
+    )
+    assert loaded.bound(HORIZON, 2).rate_weight == 0.4
+
+
 def test_equal_dimensions_stay_bound(home: Path, tmp_path: Path) -> None:
     twice = config(home, tmp_path / "t", root=[str(home / "arm")] * 2, action_key="action", repo_id=["a", "a"])
     result = train_tokenizer(twice)

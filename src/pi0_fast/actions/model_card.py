@@ -98,6 +98,12 @@ def _settings(
         where = " (`normalizer.json`)" if normalizer else ""
         rows.append(("Normalization", _text(mode) + where))
     rows.append(("Scale", _text(settings.get("scale"))))
+    if settings.get("order", "frequency") != "frequency":
+        rows.append(("Order of the coefficients", _text(settings["order"])))
+    if settings.get("rate_weight"):
+        rows.append(("Rate weight", f"{_text(settings['rate_weight'])} (tokens chosen by error and number)"))
+    if settings.get("max_error") is not None:
+        rows.append(("Largest error, normalized units", _text(settings["max_error"])))
     rows.append(("Vocabulary", f"{_text(settings.get('vocab_size'))} tokens, {_text(settings.get('symbol_format'))}"))
     if metadata.get("num_training_chunks") is not None:
         rows.append(("Chunks fitted", _text(metadata["num_training_chunks"])))
@@ -173,6 +179,16 @@ def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) ->
             "ids = tokenizer(actions)",
             "restored = tokenizer.decode(ids)",
         ]
+    plainly = " (it encodes by rounding: more tokens)" if settings.get("rate_weight") else ""
+    lerobot = [
+        "In LeRobot's pi0-FAST policy:",
+        "",
+        "```bash",
+        f"lerobot-train --policy.type=pi0_fast --policy.action_tokenizer_name={repo_id} ...",
+        "```",
+    ]
+    if settings.get("order", "frequency") != "frequency":
+        lerobot = ["LeRobot's own pi0-FAST policy cannot decode this order of the coefficients; pi0-fast's can."]
     return "\n".join(
         [
             "With `pip install pi0-fast`:",
@@ -184,7 +200,7 @@ def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) ->
             *here,
             "```",
             "",
-            "With transformers alone, for actions that are normalized already:",
+            f"With transformers alone, for actions that are normalized already{plainly}:",
             "",
             "```python",
             "from transformers import AutoProcessor",
@@ -192,11 +208,7 @@ def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) ->
             f'processor = AutoProcessor.from_pretrained("{repo_id}", trust_remote_code=True)',
             "```",
             "",
-            "In LeRobot's pi0-FAST policy:",
-            "",
-            "```bash",
-            f"lerobot-train --policy.type=pi0_fast --policy.action_tokenizer_name={repo_id} ...",
-            "```",
+            *lerobot,
         ]
     )
 
