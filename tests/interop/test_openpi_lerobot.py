@@ -60,8 +60,7 @@ def test_its_own_conventions_apply_there(shared: Path, tmp_path: Path) -> None:
         made = PI0FastPolicy.from_pretrained(tmp_path / "converted", overrides={**changes, **counting})
         with torch.no_grad():
             losses[name] = made(batch)[0].item()
-    print(
-        f"\nloss in lerobot {theirs:.7g}; here by its conventions {losses['lerobot']:.7g}, by openpi's {losses['openpi']:.7g}"
-    )
+    ours = f"here by its conventions {losses['lerobot']:.7g}, by openpi's {losses['openpi']:.7g}"
+    print(f"\nloss in lerobot {theirs:.7g}; {ours}")
     assert losses["lerobot"] == pytest.approx(theirs, rel=1e-4)
     assert abs(losses["openpi"] - theirs) > 1e-2

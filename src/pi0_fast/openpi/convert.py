@@ -87,22 +87,26 @@ def convert(config: ConvertConfig) -> Conversion:
     }
     policy = _without_weights(config, tree, vectors)
     total = sum(tree.leaves[path].nbytes for path in PLACES)
-    with progress("converting", -(-total // _MEGABYTE), "MB") as advance:
+    with progress("converting", _megabytes(total), "MB") as advance:
         fill(policy.model, tree, scale, _Megabytes(advance))
     say(f"writing {target}")
     write_checkpoint(target, policy.checkpoint())
     return Conversion(target, tuple(_decisions(config, tree, policy, scale, file, stored)))
 
 
+def _megabytes(count: int) -> int:
+    return -(-count // _MEGABYTE)
+
+
 class _Megabytes:
-    """Bytes to whole megabytes of a progress bar; what is left over waits for the next bytes."""
+    """Bytes to the megabytes, begun ones included, of a progress bar."""
 
     def __init__(self, advance: Any) -> None:
         self._advance, self._bytes = advance, 0
 
     def __call__(self, count: int) -> None:
         before, self._bytes = self._bytes, self._bytes + count
-        self._advance(self._bytes // _MEGABYTE - before // _MEGABYTE)
+        self._advance(_megabytes(self._bytes) - _megabytes(before))
 
 
 def _check_target(source: Path, target: Path, overwrite: bool) -> None:
