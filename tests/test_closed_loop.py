@@ -106,6 +106,22 @@ def test_actions_beyond_the_limits_are_counted() -> None:
     assert (result.steps, result.clipped) == (8, 4)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("step", [0, HORIZON - 1])
+def test_actions_that_are_no_numbers_are_blamed_on_the_policy(value: float, step: int) -> None:
+    """Not on the simulator, whose failures are left out of comparisons and run again."""
+
+    class Broken(StandIn):
+        def moves(self, batch: dict[str, Any], row: int) -> np.ndarray:
+            moves = np.zeros((HORIZON, 2))
+            moves[step, 1] = value if row == len(batch["task"]) - 1 else 0.0
+            return moves
+
+    said = rf"action is {value} in dy at step {step} of a chunk \(reach-green, seed 100001\)"
+    with pytest.raises(PolicyError, match=said):
+        run(new_policy(Broken), GREEN, SEEDS[:2], batch_size=2)
+
+
 def test_malformed_chunks_are_counted_without_constraints_only() -> None:
     env = EnvConfig(type="toy", task="reach-green", cameras=["top"], max_steps=8)
     (free,) = run(new_policy(constrained=False, max_decoding_steps=12), env, [100_001], batch_size=1)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -171,3 +175,32 @@ def test_wrong_use_is_refused() -> None:
         assert "not finite in dx" in str(pool.wait()[0].failure)
     with pytest.raises(SimulatorError, match="the pool is closed"):
         pool.reset(0, 1)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("fault", [{}, {"fault": "hang"}])
+def test_workers_end_with_their_parent_however_that_ends(fault: dict[str, Any]) -> None:
+    """Also where they are busy with a simulator that never comes back."""
+    code = f"""
+import numpy as np, os, signal
+from pi0_fast.sims import worker
+from pi0_fast.sims.pool import SimulatorPool
+pool = SimulatorPool([{toy(**fault)!r}], 1)
+pool.reset(0, 1)
+pool.wait()
+pool.run(0, np.zeros((1, 2)))
+print(pool._processes[0]._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    worker = Path(f"/proc/{int(done.stdout)}/stat")
+    until = time.monotonic() + 60
+    while worker.exists() and worker.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < until, "the worker is still there"
+        time.sleep(0.05)
+
+
+def test_a_patience_beyond_what_the_system_can_wait() -> None:
+    with SimulatorPool([toy()], 1, timeout=1e300) as pool:
+        pool.reset(0, 1)
+        assert pool.wait()[0].failure is None

@@ -37,6 +37,8 @@ __all__ = ["Film", "Outcome", "SimulatorPool"]
 
 #: Seconds that one command may take before its worker counts as hung; building a simulator may take three times that.
 TIMEOUT = 120.0
+#: No wait of the system's is asked for more seconds than this; some refuse more.
+_LONGEST_WAIT = 3600.0
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -310,7 +312,7 @@ class SimulatorPool:
         """Wait for one thing to happen: an answer, a death, a deadline, or the time that the caller gives."""
         busy = {process.connection: process for process in self._processes if process.current is not None}
         ends = [process.deadline for process in busy.values()] + ([] if until is None else [until])
-        ready = wait(list(busy), max(0.0, min(ends) - time.monotonic()))
+        ready = wait(list(busy), min(max(0.0, min(ends) - time.monotonic()), _LONGEST_WAIT))
         for connection in ready:
             process = busy[connection]  # type: ignore[index]
             try:

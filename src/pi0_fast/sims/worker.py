@@ -6,7 +6,11 @@ pool.py starts it, waits on it and replaces it. Left out: any judgement of what 
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import threading
+import time
 import traceback
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -102,9 +106,23 @@ class Worker:
             self._drop(slot)
 
 
+#: Seconds that a simulator may take to come back once its parent is gone.
+_GRACE = 5.0
+
+
+def _end_with(descriptor: int) -> None:
+    """Once the other side of the socket is closed, end this process, even where a simulator never comes back."""
+    hung_up = select.poll()
+    hung_up.register(descriptor, 0)  # nothing but POLLHUP, which is always told
+    hung_up.poll()
+    time.sleep(_GRACE)  # to leave in order, as `serve` does where it is not busy
+    os._exit(1)
+
+
 def serve(descriptor: int) -> None:
     """Answer commands from a socket until the other side closes it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle; it closes the socket
+    threading.Thread(target=_end_with, args=(descriptor,), daemon=True).start()
     connection: Connection[Any, Any] = Connection(descriptor)
     worker = Worker()
     while True:
@@ -119,5 +137,8 @@ def serve(descriptor: int) -> None:
         except Exception as error:  # whatever a simulator throws ends one episode, and is reported there
             where = traceback.extract_tb(error.__traceback__)[-1]
             answer = (False, f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})")
-        connection.send(answer)
+        try:
+            connection.send(answer)
+        except (BrokenPipeError, ConnectionResetError):  # nobody is there any more
+            break
     worker.close()
