@@ -84,6 +84,11 @@ def in_lerobot(
 ) -> dict[str, Any]:
     """Save the policy; what lerobot makes of it and the batch: loss, and chunk unless only the loss is wanted."""
     policy.save_pretrained(folder)
+    return lerobot_reads(folder, batch, shared, wanted)
+
+
+def lerobot_reads(folder: Path, batch: dict[str, Any], shared: Path, wanted: str = "chunk") -> dict[str, Any]:
+    """What lerobot makes of a checkpoint's directory, which a few files are added to."""
     tensors = {key: value.contiguous() for key, value in batch.items() if key != "task"}
     save_file(tensors, folder / "batch.safetensors")
     (folder / "batch.json").write_text(json.dumps(batch["task"]))
@@ -195,3 +200,36 @@ def test_a_new_policy_trained_here(shared: Path, tmp_path: Path, relative: bool)
     for constrained in (True, False):
         again = PI0FastPolicy.from_pretrained(tmp_path / "out", overrides={"constrained": constrained})
         assert torch.equal(again.predict_action_chunk(batch), policy.predict_action_chunk(batch))
+
+
+def test_what_two_processes_with_parts_of_the_weights_trained(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory as FSDP's run wrote it; lerobot takes images of 224 x 224 only."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "training"))
+    import tiny_processes
+    import tiny_runs
+
+    line = tiny_runs.arguments(tmp_path, tmp_path / "run", steps=2, distributed="fsdp")
+    architecture = json.loads((tmp_path / "sizes.json").read_text())
+    architecture["vision"]["image_size"] = 224
+    (tmp_path / "sizes.json").write_text(json.dumps(architecture))
+    for done in tiny_processes.run(line):
+        assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run/checkpoints/last/pretrained_model"
+    policy = PI0FastPolicy.from_pretrained(folder)
+    random, processors = np.random.default_rng(2), policy.preparation.processors
+    # Within the ranges: lerobot clips neither states nor actions.
+    states = processors.state.invert(random.uniform(-0.9, 0.9, (2, tiny_runs.STATE)).astype(np.float32))
+    actions = processors.action.invert(random.uniform(-0.9, 0.9, (2, 4, tiny_runs.ACTION)).astype(np.float32))
+    batch = {
+        "observation.images.top": torch.from_numpy(random.random((2, 3, 28, 28), np.float32)),
+        "observation.state": torch.from_numpy(states),
+        "action": torch.from_numpy(actions),
+        "task": ["pick up", "put_down"],
+    }
+    with torch.no_grad():
+        loss = policy(batch)[0].item()
+    theirs = lerobot_reads(folder, batch, shared, "loss")["loss"].item()
+    print(f"\nloss {loss:.9g}, lerobot's {theirs:.9g}")
+    assert loss == pytest.approx(theirs, rel=1e-4)
