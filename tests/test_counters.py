@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pi0_fast.counters import described
+from pi0_fast.counters import described, noticed
 
 
 def test_every_counter_has_its_words() -> None:
@@ -17,3 +17,14 @@ def test_every_counter_has_its_words() -> None:
 def test_what_has_no_words_is_shown_all_the_same() -> None:
     assert described({"new": 3, "malformed": 2}) == ["2 rows generated no valid chunk (malformed)", "3 (new)"]
     assert described({"rows": 3}) == []
+
+
+def test_what_is_noticed_is_said_without_a_number() -> None:
+    """So that a line which was shown is not shown again."""
+    assert noticed("state_above") == (
+        "some values of the state lay above the range of normalisation (counted as state_above)"
+    )
+    assert noticed("missing camera.top") == (
+        "some rows had no picture of camera.top, which was masked (counted as missing camera.top)"
+    )
+    assert noticed("new") == "something happened (counted as new)"

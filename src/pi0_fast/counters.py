@@ -34,15 +34,32 @@ def described(counts: Mapping[str, int]) -> list[str]:
     ]
 
 
+def noticed(name: str) -> str:
+    """What happened for the first time, without a number: one text however often it is said.
+
+    Args:
+        name: of a counter, as in `PI0FastPolicy.counts`.
+    """
+    if name in _WORDS:
+        what = f"some {_WORDS[name]}"
+    else:
+        what = f"some rows {_of_rows(name)}" if _of_rows(name) else "something happened"
+    return f"{what} (counted as {name})"
+
+
 def _line(name: str, count: int, rows: int) -> str:
     if name in _WORDS:
         return f"{count:,} {_WORDS[name]}"
-    kind, _, camera = name.partition(" ")
-    if kind == "missing":
-        what = f"had no picture of {camera}, which was masked"
-    elif kind == "unused":
-        what = f"had pictures of {camera}, which the policy does not look at"
-    else:
-        what = _WORDS_OF_ROWS.get(name, "")
+    what = _of_rows(name)
     share = f" of {rows:,} rows ({count / rows:.1%})" if rows else " rows"
     return f"{count:,}{share} {what}" if what else f"{count:,}"
+
+
+def _of_rows(name: str) -> str:
+    """What is true of the rows that a counter counts; empty for a name without words."""
+    kind, _, camera = name.partition(" ")
+    if kind == "missing":
+        return f"had no picture of {camera}, which was masked"
+    if kind == "unused":
+        return f"had pictures of {camera}, which the policy does not look at"
+    return _WORDS_OF_ROWS.get(name, "")

@@ -34,6 +34,7 @@ from pi0_fast.checkpoint import (
     write_checkpoint,
     write_files,
 )
+from pi0_fast.counters import noticed
 from pi0_fast.decode import ConstrainedChoice, FreeChoice, Generation, generate
 from pi0_fast.hub import PushTarget, check_push, push_files
 from pi0_fast.model import weights
@@ -101,7 +102,8 @@ class PI0FastPolicy(nn.Module):
             ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>`` (rows; not of
             those that the configuration declares empty), ``unused <camera>`` (rows; one that the policy does not
             know), ``malformed`` (rows that held no chunk), and in training ``over_budget`` (rows), ``clipped_values``,
-            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged.
+            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged, but for
+            ``padded_rows``: every episode ends.
     """
 
     def __init__(
@@ -561,10 +563,8 @@ class PI0FastPolicy(nn.Module):
     def _count(self, counts: Counter[str], example: str = "") -> None:
         """Add up, and log the first of each kind."""
         for name, count in counts.items():
-            if count and name != "rows" and not self.counts[name]:
-                logger.warning(
-                    "%s: %d%s; further ones are counted in policy.counts", name, count, example and f" ({example})"
-                )
+            if count and name not in ("rows", "padded_rows") and not self.counts[name]:
+                logger.warning("%s%s", noticed(name), example and f": {example}")
         self.counts.update(counts)
 
 

@@ -197,7 +197,7 @@ class FeatureNormalizer:
         if guarded:
             dims = ", ".join(result._dim(dim) for dim in sorted(guarded))
             warnings.warn(
-                f"{key}: {dims} never move or move in few frames only; their {mode} range is widened to one that "
+                f"{key}: no movement, or in few frames only, of {dims}; the {mode} range is widened there to one that "
                 f"includes what was seen",
                 stacklevel=3,
             )
