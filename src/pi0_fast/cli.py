@@ -129,7 +129,7 @@ COMMANDS = {
         "Execute a dataset's actions in the simulator again, also through a tokenizer.", ReplayConfig, _replay
     ),
     "convert": Command(
-        "Convert a checkpoint of openpi's pi0-FAST: pi0-fast convert --from openpi CHECKPOINT OUTPUT [flags].",
+        "Convert a pi0-FAST of openpi: convert --from openpi CHECKPOINT OUTPUT [flags].",
         ConvertConfig,
         _convert,
         parse_convert,
