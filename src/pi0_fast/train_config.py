@@ -905,6 +905,7 @@ _OF_THE_RUN = (
     *("policy.auto_fit_fast_tokenizer", "policy.fast_tokenizer_cache_dir", "policy.fast_tokenizer_fit_samples"),
     *("policy.statistics", "policy.normalization_mapping", "policy.use_relative_actions"),
     *("policy.relative_exclude_joints", "policy.action_feature_names", "policy.chunk_size"),
+    *("policy.prompt_format", "policy.fast_skip_tokens", "policy.image_resolution", "policy.empty_cameras"),
     *("rename_map", "dataset.state_key", "dataset.action_key", "dataset.cameras"),
     *("peft.method_type", "peft.r", "peft.lora_alpha", "peft.target_modules"),
 )

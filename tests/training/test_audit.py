@@ -196,5 +196,10 @@ def test_data_that_the_checkpoint_does_not_know_is_warned_of(home: Path, tmp_pat
         assert "1 of " in line
         assert "45.4%" in line
         part["dimensions"][1]["outside"] = 0.02
+        kept = dict(part["dimensions"][1])
+        part["dimensions"][1].update({"low": kept["low"] - 1e4, "high": kept["high"] + 1e4})
+        (line,) = result.warnings()
+        assert f"{key}: 1 of {len(part['dimensions'])} dimensions move within less than 5%" in line
+        part["dimensions"][1].update(kept)
     result.content["cameras"].clear()
     assert list(result.warnings()) == ["the policy has no camera: it will act on the state and the task alone"]

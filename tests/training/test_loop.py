@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -21,6 +23,7 @@ from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training import loop  # noqa: E402
 from pi0_fast.training.loop import TrainingResult, train  # noqa: E402
 from pi0_fast.training.metrics import read_metrics  # noqa: E402
+from pi0_fast.training.setup import Run, set_up  # noqa: E402
 from pi0_fast.types import PolicyError, UsageError  # noqa: E402
 
 torch.set_num_threads(1)
@@ -218,3 +221,49 @@ def test_it_runs_in_another_thread(folder: Path, tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert results[0].finished
+
+
+def test_processes_that_differ_in_what_belongs_to_a_policy_are_told_apart(tmp_path: Path) -> None:
+    """Each of several datasets' tokenizers and statistics, and the weights, though sizes and flags are the same."""
+
+    def made() -> Run:
+        both = {"dataset.repo_id": '["a","b"]', "dataset.root": json.dumps([str(tmp_path / "data")] * 2)}
+        line = tiny_runs.arguments(tmp_path, tmp_path / "out", **both)
+        return set_up(parse_train(TrainConfig, line[1:], "pi0-fast train").resolved())
+
+    tiny_runs.build_dataset(tmp_path / "data")
+    tiny_runs.write_architecture(tmp_path / "sizes.json")
+    first, second = loop._fundamentals(made()), made()
+    assert loop._fundamentals(second) == first
+    policy = second.others[0].policy
+    statistics = policy.preparation.processors.action.statistics
+    statistics["q01"] = statistics["q01"] - 1
+    with torch.no_grad():
+        next(policy.model.parameters()).flatten()[0].mul_(-1)
+    found = loop._fundamentals(second)
+    assert {name for name in first if found[name] != first[name]} == {
+        "normalization of b (fingerprint)",
+        "weights (sha256 of sums)",
+    }
+
+
+def test_a_resumed_run_knows_its_frames_and_tasks_again(tmp_path: Path) -> None:
+    tiny_runs.build_dataset(tmp_path / "data", (12, 12, 12))
+    tiny_runs.write_architecture(tmp_path / "sizes.json")
+
+    def made(**flags: object) -> dict[str, Any]:
+        line = tiny_runs.arguments(tmp_path, tmp_path / "out", **flags)
+        return set_up(parse_train(TrainConfig, line[1:], "pi0-fast train").resolved()).conditions()
+
+    first = made(**{"dataset.episodes": "[0,1]"})
+    assert made(**{"dataset.episodes": "[0,1]"}) == first
+    other = made(**{"dataset.episodes": "[0,2]"})  # as many frames
+    assert other["training frames"] == first["training frames"]
+    name = "which frames, and their tasks (sha256)"
+    assert other[name] != first[name]
+    tasks = tmp_path / "data/meta/tasks.parquet"
+    table = pq.read_table(tasks)
+    texts = [text.replace("pick up", "drop") for text in table.column(1).to_pylist()]
+    pq.write_table(table.set_column(1, table.column_names[1], pa.array(texts)), tasks)
+    assert made(**{"dataset.episodes": "[0,1]"})[name] != first[name]
+    assert made(**{"dataset.image_transforms.enable": "true"})["image transforms"]["max_shift"] == 0.05

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file as save_arrays  # noqa: E402
 from tiny_runs import ACTION, PIXELS, STATE, arguments, build_dataset  # noqa: E402
 
 from pi0_fast import FastTokenizer, PI0FastConfig  # noqa: E402
+from pi0_fast.actions.chunks import split_episodes  # noqa: E402
 from pi0_fast.actions.normalize import NormalizationMode, exact_statistics  # noqa: E402
 from pi0_fast.data.reader import open_dataset  # noqa: E402
 from pi0_fast.data.writer import LeRobotWriter  # noqa: E402
@@ -134,6 +135,37 @@ def test_statistics_are_those_of_the_training_frames(home: Path, tmp_path: Path)
     normalizer = made.policy.preparation.action_tokenizer.normalizer
     assert normalizer is not None
     np.testing.assert_array_equal(normalizer.low, made.statistics[ACTION_KEY].q01)
+
+
+def test_names_of_actions_are_the_datas(home: Path, tmp_path: Path) -> None:
+    """A checkpoint of a robot with as many joints in another order does not say which of them stays absolute."""
+    build_dataset(tmp_path / "first", joints=("gripper", "x", "y"))
+    build_dataset(tmp_path / "second", joints=("x", "y", "gripper"))
+    flags = {"policy.use_relative_actions": "true"}
+    run(home, tmp_path / "out", **flags, **{"dataset.root": tmp_path / "first"}).policy.save_pretrained(
+        tmp_path / "start"
+    )
+    flags = {"policy.path": tmp_path / "start", "dataset.root": tmp_path / "second"}
+    made = run(home, tmp_path / "out", drop=("policy.architecture",), **flags)
+    assert made.policy.config.action_feature_names == ["x", "y", "gripper"]
+    relative = made.policy.preparation.processors.relative
+    assert relative is not None
+    assert list(relative.mask) == [True, True, False]
+    with pytest.raises(UsageError, match=r"action_feature_names has 2 names, but the actions of tiny have 3 dim"):
+        run(home, tmp_path / "out", **{"policy.action_feature_names": '["x","y"]'})
+
+
+def test_held_out_episodes_that_cannot_be_measured_on(home: Path, tmp_path: Path) -> None:
+    """Said before the first step, and not at the first measurement."""
+    build_dataset(tmp_path / "data", (12, 3, 2, 3))
+    seeds = {bool(0 in split_episodes(range(4), 0.25, seed)[0]): seed for seed in range(8)}
+    flags = {"dataset.root": tmp_path / "data", "dataset.val_fraction": 0.25, "seed": seeds[True]}
+    with pytest.raises(UsageError, match=r"held-out episodes of tiny \(\d\) has the 4 frames of a chunk, so that"):
+        run(home, tmp_path / "out", eval_freq=4, **flags)
+    made = run(home, tmp_path / "out", **flags)  # without measurements
+    assert made.validation_frames is not None
+    assert len(made.validation_frames.whole) == 0
+    assert len(made.train_frames.whole) == 9
 
 
 def test_relative_actions_have_statistics_of_their_own(home: Path, tmp_path: Path) -> None:

@@ -27,6 +27,10 @@ class Frames:
     def __len__(self) -> int:
         return self._rows
 
+    @property
+    def whole(self) -> Any:
+        return np.flatnonzero(~self._padded.any(axis=1))
+
     def batch(self, indices: Any) -> dict[str, Any]:
         rows = np.asarray(indices).tolist()
         batch: dict[str, Any] = {
@@ -114,6 +118,9 @@ def test_frames_near_an_episodes_end_are_left_out() -> None:
     rows = {key: value[1:3] for key, value in batch.items()}
     alone = measure(policy, Frames(rows), most=0, batch_size=1)  # type: ignore[arg-type]
     assert some == alone
+    first = measure(policy, Frames(batch, padded=(0, 3)), most=1, batch_size=1)  # type: ignore[arg-type]
+    assert first is not None
+    assert first["frames"] == 1  # not the first frame, which has none ahead
     with pytest.raises(PolicyError, match="no frame to measure on"):
         measure(policy, Frames(batch, padded=(0, 1, 2, 3)), most=0, batch_size=2)  # type: ignore[arg-type]
 

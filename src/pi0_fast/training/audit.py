@@ -34,6 +34,8 @@ REPORT_FILE = "report.json"
 #: Share of values outside a range above which a warning says so, in the modes whose ranges hold nearly all of the data
 #: that they were made from.
 MOST_OUTSIDE = {"QUANTILES": 0.1, "MIN_MAX": 0.1}
+#: Share of the range of normalisation that a dimension which moves has to use; a warning says where it is less.
+LEAST_USED = 0.05
 #: Share of clipped steps of the held-out episodes above which a warning says so.
 MOST_CLIPPED_STEPS = 0.05
 #: Chunks longer than the budget that training puts up with.
@@ -68,6 +70,16 @@ class Audit:
                     f"{key}: {len(rows)} of {len(part['dimensions'])} dimensions have more than {most:.0%} of their "
                     f"values outside the range of normalisation, where they are {what}; the worst is "
                     f"{worst['dimension']} with {worst['outside']:.1%}. Its range comes from other data: fit a "
+                    "tokenizer on this data (--policy.auto_fit_fast_tokenizer=true), and take its statistics"
+                )
+            rows = [row for row in part["dimensions"] if 0 < row["max"] - row["min"] < LEAST_USED * _width(row)]
+            if rows:
+                least = min(rows, key=lambda row: (row["max"] - row["min"]) / _width(row))
+                yield (
+                    f"{key}: {len(rows)} of {len(part['dimensions'])} dimensions move within less than "
+                    f"{LEAST_USED:.0%} of the range of normalisation, where little is told apart; the least is "
+                    f"{least['dimension']} ({least['min']:.4g} to {least['max']:.4g} of {least['low']:.4g} to "
+                    f"{least['high']:.4g}). Its range comes from other data, or there is no normalisation: fit a "
                     "tokenizer on this data (--policy.auto_fit_fast_tokenizer=true), and take its statistics"
                 )
         held_out = self.content["held_out"]
@@ -117,6 +129,11 @@ class Audit:
     def to_json(self) -> dict[str, Any]:
         """All of it."""
         return {**FORMAT, "kind": "training", **self.content}
+
+
+def _width(row: dict[str, Any]) -> float:
+    """Of the range of normalisation of a dimension."""
+    return float(row["high"] - row["low"])
 
 
 def _shown(value: Any) -> str:

@@ -7,6 +7,7 @@ Numbers are held in memory as float32; pictures are decoded when asked for. Name
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,21 @@ class FrameDataset:
         """Of each sample, the frames from its own to the end of its episode, int64 [len]."""
         left: npt.NDArray[np.int64] = self._bounds[self._episode[self._starts] + 1] - self._starts
         return left
+
+    @property
+    def whole(self) -> npt.NDArray[np.int64]:
+        """The samples that a whole chunk follows, without padded steps: indices int64, ascending."""
+        return np.flatnonzero(self.steps_left >= self.chunk_size)
+
+    @property
+    def digest(self) -> str:
+        """12 hexadecimal digits: which frames of the dataset the samples are, in order, and their tasks' texts."""
+        number = self._episode[self._starts]
+        index = self._first[number] + self._starts - self._bounds[number]
+        found = hashlib.sha256(np.ascontiguousarray(index, "<i8").data)
+        found.update(np.ascontiguousarray(self._tasks[self._starts], "<i4").data)
+        found.update("\0".join(self._texts).encode())
+        return found.hexdigest()[:12]
 
     def observations(self, indices: npt.NDArray[np.int64]) -> tuple[list[str], npt.NDArray[np.float32]]:
         """Tasks and states [B, Ds] of some samples, without their pictures."""

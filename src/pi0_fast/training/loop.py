@@ -32,6 +32,7 @@ from pi0_fast import __version__
 from pi0_fast.counters import described
 from pi0_fast.display import print_table, progress, say, warn
 from pi0_fast.flag_names import OF_TRAINING, flags_named
+from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
 from pi0_fast.training.baselines import beside, measured_table
@@ -137,17 +138,30 @@ def _flags(content: dict[str, Any], group: str = "") -> dict[str, Any]:
 
 def _fundamentals(run: Run) -> dict[str, Any]:
     """What all processes of a run must have in common; a difference would be trained on in silence."""
-    config, preparation = run.policy.config, run.policy.preparation
-    settings = json.dumps(asdict(config), sort_keys=True, default=str)
-    return {
+    found = {
         **run.conditions(),
         "states and actions of the dataset (sha256)": run.data_digest,
         "torch": torch.__version__,
         "pi0-fast": __version__,
-        "settings of the policy (sha256)": hashlib.sha256(settings.encode()).hexdigest()[:12],
-        "action tokens": preparation.action_tokenizer.vocab_size,
-        "weights": sum(parameter.numel() for parameter in run.policy.parameters()),
+        "weights (sha256 of sums)": _weights_digest(run.policy),
     }
+    for each in run.datasets:
+        where = f" of {each.member.name}" if run.others else ""
+        settings = json.dumps(asdict(each.policy.config), sort_keys=True, default=str)
+        found[f"settings of the policy{where} (sha256)"] = hashlib.sha256(settings.encode()).hexdigest()[:12]
+        for kind, fingerprint in each.policy.checkpoint().fingerprints().items():
+            found[f"{kind.replace('_', ' ')}{where} (fingerprint)"] = fingerprint
+    return found
+
+
+@torch.no_grad()
+def _weights_digest(policy: PI0FastPolicy) -> str:
+    """12 hexadecimal digits that other weights would change: sums of the bits, the same on every device."""
+    sums = {}
+    for name, parameter in policy.named_parameters():
+        bits = parameter.view(torch.int32 if parameter.element_size() == 4 else torch.int16)
+        sums[name] = [list(parameter.shape), int(bits.sum(dtype=torch.int64))]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
 
 
 def _say_processes(config: TrainConfig, processes: Processes) -> None:

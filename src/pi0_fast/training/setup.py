@@ -158,11 +158,17 @@ class Run:
     def conditions(self) -> dict[str, Any]:
         """What the batches depend on, beyond seed and step."""
         frames = {run.member.name: len(run.train_frames) for run in self.datasets}
+        transforms = self.config.dataset.image_transforms
+        digests = [run.train_frames.digest for run in self.datasets]
+        common = {
+            "which frames, and their tasks (sha256)": "-".join(digests),
+            "image transforms": asdict(transforms) if transforms.enable else None,
+        }
         if not self.others:
-            return {"training frames": len(self.train_frames)}
+            return {"training frames": len(self.train_frames), **common}
         sampler = self.sampler(1)
         assert isinstance(sampler, MixtureSampler)
-        return {"training frames": frames, "parts of the datasets": list(sampler.parts)}
+        return {"training frames": frames, "parts of the datasets": list(sampler.parts), **common}
 
     @cached_property
     def data_digest(self) -> str:
@@ -235,7 +241,8 @@ def set_up(config: TrainConfig) -> Run:
         raise UsageError("--policy.statistics=checkpoint: a checkpoint has those of one dataset, and there are several")
     run = _run(config, first, policy_config, start, device, decisions, None)
     for data in others:
-        run.others.append(_run(config, data, _config_of(data, policy_config), start, device, [], run))
+        settled = _config_of(data, policy_config, config.policy.action_feature_names)
+        run.others.append(_run(config, data, settled, start, device, [], run))
     if config.peft is not None and not config.resume:
         lora.add_adapters(run.policy.model, config.peft, config.seed)
     for each in run.datasets:
@@ -263,6 +270,12 @@ def _run(
     horizon = policy_config.chunk_size
     frames = _frames(config, reader, columns, horizon, data.training, transformed=True)
     held = _frames(config, reader, columns, horizon, data.held_out) if data.held_out else None
+    if config.eval_freq and held is not None and not len(held.whole):
+        raise UsageError(
+            f"--dataset.val_fraction: none of the held-out episodes of {reader.repo_id} "
+            f"({', '.join(map(str, held.episodes))}) has the {horizon} frames of a chunk, so that nothing can be "
+            "measured on them: hold out more, take another --seed or a smaller --policy.chunk_size, or --eval_freq=0"
+        )
     if frames.repeated:
         shown = f"{len(frames)} of {len(frames) + frames.repeated}"
         decisions.append(Decision("frames", shown, "the others repeat an earlier picture, says image_age"))
@@ -588,7 +601,7 @@ def _policy_config(
     """The policy's settings: the checkpoint's or the defaults, then the flags, then what the dataset says."""
     options = config.policy
     given = {name: value for name, value in options.settings().items() if not (config.resume and name in _FIXED)}
-    columns, dataset_inputs, outputs = data.columns, data.inputs, data.columns.outputs()
+    dataset_inputs, outputs = data.inputs, data.columns.outputs()
     if start.config is None:
         base, inputs = PI0FastConfig(), dataset_inputs
         sizes = start.architecture(options.architecture)
@@ -617,9 +630,8 @@ def _policy_config(
         decisions.append(
             Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if "dtype" in given else "the run's")
         )
-    names = given.get("action_feature_names", base.action_feature_names)
-    if names is None or len(names) != columns.action.shape[0]:
-        decided["action_feature_names"] = columns.action_names
+    if not config.resume:
+        decided["action_feature_names"] = _action_names(options.action_feature_names, data, base.action_feature_names)
     try:
         settled = replace(base, **{**given, **decided})
         if start.folder is not None and not config.resume:
@@ -654,15 +666,36 @@ def _check_effects(given: Mapping[str, Any], settled: PI0FastConfig, base: PI0Fa
             raise UsageError(f"--policy.{name} has no effect without --policy.{other}={str(value).lower()}")
 
 
-def _config_of(data: _Data, first: PI0FastConfig) -> PI0FastConfig:
-    """The settings of a mixture's further dataset: the first one's, but for dimensions and their names."""
+def _action_names(asked: list[str] | None, data: _Data, stored: list[str] | None = None) -> list[str] | None:
+    """Names of the action's dimensions: those asked for, else the dataset's, else the checkpoint's where they fit.
+
+    A checkpoint may be of a robot with as many joints in another order: what stays absolute goes by the data's names.
+
+    Raises:
+        UsageError: those asked for are not one for each dimension.
+    """
+    size = data.columns.action.shape[0]
+    if asked is not None and len(asked) != size:
+        raise UsageError(
+            f"--policy.action_feature_names has {len(asked)} names, but the actions of {data.member.repo_id} have "
+            f"{size} dimensions: give one for each, or leave it out for the dataset's names"
+        )
+    fitting = stored if stored is not None and len(stored) == size else None
+    return asked or data.columns.action_names or fitting
+
+
+def _config_of(data: _Data, first: PI0FastConfig, asked: list[str] | None) -> PI0FastConfig:
+    """The settings of a mixture's further dataset: the first one's, but for dimensions and their names.
+
+    Names that the command gives are the first one's; another dataset gets them where it has none, and they fit.
+    """
     inputs = {key: feature for key, feature in first.input_features.items() if feature.type == "VISUAL"}
     try:
         return replace(
             first,
             input_features={**inputs, STATE_KEY: data.inputs[STATE_KEY]},
             output_features=data.columns.outputs(),
-            action_feature_names=data.columns.action_names,
+            action_feature_names=_action_names(None, data, asked),
         )
     except PolicyError as error:
         raise UsageError(f"{data.member.name}: {error}") from error

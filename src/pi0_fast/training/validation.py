@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from pi0_fast.policy import PI0FastPolicy
-from pi0_fast.preparation import PADDING_KEY, Preparation, Prepared
+from pi0_fast.preparation import Preparation, Prepared
 from pi0_fast.training.baselines import ERRORS, held_action, mean_action
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.types import PolicyError
@@ -51,7 +51,7 @@ def measure(
     share: tuple[int, int] = (0, 1),
     gather: Callable[[Any], list[Any]] = lambda own: [own],
 ) -> dict[str, Any] | None:
-    """Measure a policy on frames that are evenly spread over a dataset.
+    """Measure a policy on frames that are evenly spread over those of a dataset with a whole chunk ahead.
 
     Args:
         policy: in any mode; is in evaluation mode meanwhile.
@@ -76,14 +76,13 @@ def measure(
     policy.eval()
     sums = _Sums()
     try:
-        indices = spread(len(frames), most)
+        there = frames.whole
+        indices = there[spread(len(there), most)]
         for start in range(share[0] * batch_size, len(indices), share[1] * batch_size):
             if stop():
                 sums.stopped = True
                 break
-            batch = _whole(frames.batch(indices[start : start + batch_size]))
-            if batch is not None:
-                sums.add(policy, batch)
+            sums.add(policy, frames.batch(indices[start : start + batch_size]))
     finally:
         policy.train(was_training)
         policy.counts.clear()  # what was changed in these frames is no part of training
@@ -110,17 +109,6 @@ def over_datasets(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         "token_accuracy": mean("token_accuracy", "action_tokens"),
         "malformed": mean("malformed", "frames"),
         "datasets": dict(parts),
-    }
-
-
-def _whole(batch: dict[str, Any]) -> dict[str, Any] | None:
-    """The rows without padded steps."""
-    kept = np.flatnonzero(~batch[PADDING_KEY].any(axis=1))
-    if len(kept) == 0:
-        return None
-    return {
-        key: [values[row] for row in kept.tolist()] if isinstance(values, list) else values[kept]
-        for key, values in batch.items()
     }
 
 
