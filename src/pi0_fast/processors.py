@@ -196,9 +196,10 @@ class FeatureNormalizer:
         result = cls(key, mode, normalizer.size, values, clip, names=None if names is None else tuple(names))
         if guarded:
             dims = ", ".join(result._dim(dim) for dim in sorted(guarded))
+            moves = "never moves, or moves" if len(guarded) == 1 else "never move, or move"
             warnings.warn(
-                f"{key}: no movement, or in few frames only, of {dims}; the {mode} range is widened there to one that "
-                f"includes what was seen",
+                f"{key}: {dims} {moves} in few frames only; the {mode} range is widened there to one that includes "
+                f"what was seen",
                 stacklevel=3,
             )
         return result
