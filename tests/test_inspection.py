@@ -25,7 +25,7 @@ from pi0_fast.reports.pictures import Picture
 from pi0_fast.types import DatasetError, Feature, TokenizerError, UsageError
 
 PNGS = {"token_lengths", "errors", "worst_chunk_1", "worst_chunk_2", "worst_chunk_3", "rate_distortion"}
-PNGS |= {"vocabulary_use"}
+PNGS |= {"rate_distortion_plane", "vocabulary_use"}
 DATASET_PNGS = {"episode_lengths", "ranges", "distributions", "modes"}
 NAMES = ("<b>lift</b>", "pan$", "grip & hold")
 
@@ -127,6 +127,25 @@ def test_numbers_are_those_of_the_fits_held_out_episodes(tokenizer: Path, inspec
     assert points[2]["vocab_size"] == metadata["vocab_size"]
     lengths = [point["measured"]["tokens"]["mean_token_length"] for point in points]
     assert lengths == sorted(lengths)
+    plane = found["rate_distortion"]["plane"]
+    kinds = list(dict.fromkeys(point["kind"] for point in plane))
+    assert kinds == [
+        "reference",
+        "frequency first, plain",
+        "frequency first, rate weight 0.6",
+        "dimension first, plain",
+        "dimension first, rate weight 0.6",
+    ]
+    by_kind = {kind: [point for point in plane if point["kind"] == kind] for kind in kinds}
+    # The same fit as the tokenizer's, on the same chunks.
+    own = by_kind["frequency first, plain"][1]
+    assert own["scale"] == 10.0
+    assert own["tokens"] == pytest.approx(measured["tokens"]["mean_token_length"])
+    assert own["rmse"] == pytest.approx(measured["normalized_rounding_rmse"], rel=1e-4)
+    for points in by_kind.values():
+        assert [point["scale"] for point in points] == [7.0, 10.0, 14.0]
+        assert 0 < points[1]["noisy"] < points[1]["moved"] < 1
+    assert by_kind["frequency first, rate weight 0.6"][1]["tokens"] < own["tokens"]
 
 
 def test_worst_chunks_are_the_worst_of_all_windows(dataset: Path, tokenizer: Path, inspected: Path) -> None:
@@ -259,6 +278,24 @@ def test_deltas_are_taken_from_the_tokenizer(dataset: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_the_report_of_an_encoder_is_about_that_encoder(dataset: Path, tmp_path: Path) -> None:
+    """Order, rate weight and bound are the tokenizer's, in what is measured and in the refits at other scales."""
+    train_tokenizer(training(dataset, tmp_path / "t", rate_weight=0.4, order="dimension"))
+    inspect(
+        InspectConfig("local/walk", root=str(dataset), tokenizer=str(tmp_path / "t"), output_dir=str(tmp_path / "r"))
+    )
+    found = report_of(tmp_path / "r")
+    assert (found["tokenizer"]["order"], found["tokenizer"]["rate_weight"]) == ("dimension", 0.4)
+    held = json.loads((tmp_path / "t/metadata.json").read_text())["held_out"]
+    assert found["measured"]["tokens"] == held["tokens"]
+    points = found["rate_distortion"]["points"]
+    assert points[2]["measured"]["tokens"] == held["tokens"]
+    assert "dimension first, rate weight 0.4" in {point["kind"] for point in found["rate_distortion"]["plane"]}
+    page = (tmp_path / "r/report.html").read_text()
+    assert "rate weight 0.4" in page
+    assert "change in a frame" in page
+
+
 def test_a_published_tokenizer_needs_to_be_told_the_normalisation(shared: Path, dataset: Path, tmp_path: Path) -> None:
     config = InspectConfig(
         "local/walk", root=str(dataset), tokenizer=str(shared / "assets/fast_plus"), output_dir=str(tmp_path / "r")

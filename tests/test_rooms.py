@@ -74,6 +74,7 @@ ACTIONS += [
     "report",
     "choosing",
     "details",
+    "plane",
     "survey",
 ]
 # Inside model/, from top to bottom; torch begins here.

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from pi0_fast.actions.chunks import ActionSelection, format_dims, split_episodes
 from pi0_fast.actions.details import SWEEP_FACTORS, examine, round_trip, scale_list, sweep_scales, worst_chunks
 from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.plane import FIT_CHUNKS, MEASURE_CHUNKS, PAIRS, plane
 from pi0_fast.actions.report import Table
 from pi0_fast.actions.survey import survey
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.configs import InspectConfig
 from pi0_fast.data import LeRobotReader, open_dataset
-from pi0_fast.dataset_chunks import DatasetChunks, vector_feature
+from pi0_fast.dataset_chunks import DatasetChunks, Sample, vector_feature
 from pi0_fast.display import progress, say, warn
 from pi0_fast.reports.dataset import DatasetReport
 from pi0_fast.reports.pictures import require_matplotlib
@@ -28,6 +32,9 @@ from pi0_fast.reports.save import REPORT_PAGE, Report, check_replaceable, save_r
 from pi0_fast.reports.tokenizer import ShownChunk, TokenizerReport
 from pi0_fast.swap import check_place, finish_interrupted_swap
 from pi0_fast.types import TokenizerError, UsageError
+
+FloatArray = npt.NDArray[np.float32]
+LongArray = npt.NDArray[np.int64]
 
 #: Chunks that are measured, and that other scales are fitted on, at most.
 MAX_CHUNKS = 5000
@@ -333,6 +340,18 @@ def tokenizer_report(
             num_threads=num_threads,
             progress=advance,
         )
+    with progress("other encoders", None, "fits") as advance:
+        points = plane(
+            training.chunks[_spread(len(training.chunks), FIT_CHUNKS)],
+            sample.chunks[_spread(len(sample.chunks), MEASURE_CHUNKS)],
+            _pairs(source, sample),
+            like=tokenizer,
+            normalizer=normalizer,
+            vocab_size=vocab_size,
+            seed=seed,
+            num_threads=num_threads,
+            progress=advance,
+        )
     return TokenizerReport(
         about=tuple(about),
         tokenizer=tokenizer,
@@ -344,7 +363,26 @@ def tokenizer_report(
         sweep=tuple(sweep),
         sweep_vocab_size=vocab_size or tokenizer.vocab_size,
         sweep_chunks=len(training.chunks),
+        plane=points,
     )
+
+
+def _spread(count: int, most: int) -> LongArray:
+    """Positions of at most `most` of `count` things, evenly spread."""
+    found: LongArray = np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.int64))
+    return found
+
+
+def _pairs(source: DatasetChunks, sample: Sample) -> tuple[FloatArray, FloatArray]:
+    """Chunks of the sample, and those that begin one frame later, raw [P, H, D] each."""
+    ends = np.array([source.lengths[index] for index in sample.episodes.tolist()])
+    followed = np.flatnonzero(sample.starts + source.horizon < ends)
+    chosen = followed[_spread(len(followed), PAIRS)] if len(followed) else followed
+    if not len(chosen):
+        return sample.chunks[:0], sample.chunks[:0]
+    episodes, starts = sample.episodes[chosen], sample.starts[chosen]
+    later = source.chunks(np.unique(episodes).tolist(), lambda index: starts[episodes == index] + 1)
+    return sample.chunks[chosen], np.concatenate(list(later))
 
 
 # --- a dataset --------------------------------------------------------------------------------------------------------
@@ -402,5 +440,7 @@ def about_tokenizer(tokenizer: FastTokenizer, normalizer: Normalizer) -> list[tu
         ("fingerprint", tokenizer.fingerprint),
         ("vocabulary", f"{tokenizer.vocab_size} ids, {tokenizer.symbol_format} symbols"),
         ("scale", str(tokenizer.scale)),
+        ("order of the coefficients", f"{tokenizer.order} first"),
+        ("encoder", f"rate weight {tokenizer.rate_weight:g}" if tokenizer.rate_weight else "rounding"),
         ("normalisation", f"{normalizer.mode}, {clips}, statistics of {normalizer.source}"),
     ]

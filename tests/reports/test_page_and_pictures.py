@@ -98,6 +98,8 @@ def test_edge_cases_are_drawn() -> None:
         pictures.chunk("c", "t", ["a"], one, one, zero, zero + 1),
         pictures.chunk("c", "t", ["a"] * 40, *[np.ones((5, 40), np.float32)] * 2, np.zeros(40), np.ones(40)),
         pictures.rate_distortion([1.0], [0.0], [0.0], ["x1"], (1.0, 0.0)),
+        pictures.rate_distortion_plane({}, (1.0, 0.0)),
+        pictures.rate_distortion_plane({str(i): ([1.0, 2.0], [0.2, 0.1]) for i in range(7)}, (1.0, 0.1)),
         pictures.rate_distortion([5.0, 5.0], [0.1, 0.1], [0.1, 0.1], ["1", "2"], (5.0, 0.1)),
         pictures.vocabulary_use(np.zeros(4, int), np.ones(4, int), "bytes"),
         pictures.episode_lengths(np.array([0, 7]), np.array([1]), 10.0, 7),

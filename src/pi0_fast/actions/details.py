@@ -146,13 +146,13 @@ def sweep_scales(
     num_threads: int | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> list[SweepPoint]:
-    """Tokenizers like a given one at other scales: same vocabulary size, symbol format and normaliser.
+    """Tokenizers like a given one at other scales: same vocabulary size, symbol format, order, encoder and normaliser.
 
     Args:
         scales: to try, in this order.
         fitted: raw chunks [N, H, D] to fit on.
         measured: raw chunks [M, H, D] to measure on.
-        like: gives the symbol format, and the vocabulary's size where `vocab_size` is None.
+        like: gives symbol format, order and encoder, and the vocabulary's size where `vocab_size` is None.
         normalizer: of both sets.
         vocab_size: ids at most.
         progress: called with 1 after each scale.
@@ -161,11 +161,13 @@ def sweep_scales(
     points: list[SweepPoint] = []
     for scale in scales:
         try:
-            fitter = TokenizerFitter(fitted.shape[1], fitted.shape[2], scale=scale)
+            fitter = TokenizerFitter(fitted.shape[1], fitted.shape[2], scale=scale, order=like.order)
             fitter.add(normalized, num_threads=num_threads)
             tokenizer = fitter.finish(
                 vocab_size=vocab_size or like.vocab_size,
                 symbol_format=like.symbol_format,
+                rate_weight=like.rate_weight,
+                max_error=like.max_error,
                 normalizer=normalizer,
                 num_threads=num_threads,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -307,6 +307,39 @@ def rate_distortion(
         "Rate and distortion of tokenizers refitted at other scales (beside the points), of the same vocabulary size."
     )
     return draw_picture("rate_distortion", words, 3.6, draw)
+
+
+def rate_distortion_plane(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], own: tuple[float, float]
+) -> Picture:
+    """Tokens per chunk against rounding RMSE of several kinds of encoders, and where the inspected tokenizer stands.
+
+    Args:
+        lines: of each kind, the mean tokens per chunk and the normalised RMSE of its refits.
+        own: (tokens, error) of the inspected tokenizer.
+    """
+    colours = (GREY, BLUE, BLUE, ORANGE, ORANGE)
+    dashes = ("-", "--", "-", "--", "-")
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        for number, (kind, (tokens, errors)) in enumerate(lines.items()):
+            colour, dash = colours[number % len(colours)], dashes[number % len(dashes)]
+            axes.plot(tokens, errors, marker="o", markersize=4, label=kind, color=colour, linestyle=dash)
+        axes.plot(*own, "*", color=VERMILLION, markersize=13, label="this tokenizer")
+        every = [error for _, errors in lines.values() for error in errors] + [own[1]]
+        axes.set(xlabel="tokens per chunk, mean", ylabel="RMSE by rounding, normalised units")
+        if min(every) > 0:
+            _log_axis(axes.yaxis, min(every), max(every))
+            axes.set_ylabel("RMSE by rounding, normalised units (logarithmic)")
+        axes.margins(0.08, 0.1)
+        figure.legend(loc="outside upper right", ncols=3)
+
+    words = (
+        "Rate and distortion of other encoders with vocabularies of the same size, each at several scales: to the left "
+        "are fewer tokens, below is less error."
+    )
+    return draw_picture("rate_distortion_plane", words, 3.8, draw)
 
 
 def vocabulary_use(uses: FloatArray, sizes: FloatArray, unit: str) -> Picture:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from pi0_fast.actions.details import Details, SweepPoint, rounding_rmse
 from pi0_fast.actions.directory import runs_text
 from pi0_fast.actions.normalize import Normalizer
+from pi0_fast.actions.plane import NOISE, PlanePoint, by_kind, tokens_at
 from pi0_fast.actions.report import Table, error_table
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.reports import pictures
@@ -53,6 +54,7 @@ class TokenizerReport:
         sweep: tokenizers refitted at other scales.
         sweep_vocab_size: ids that each of them may have at most.
         sweep_chunks: chunks that they were fitted on.
+        plane: refits with other encoders and orders.
     """
 
     about: tuple[tuple[str, str], ...]
@@ -65,6 +67,7 @@ class TokenizerReport:
     sweep: tuple[SweepPoint, ...]
     sweep_vocab_size: int
     sweep_chunks: int
+    plane: tuple[PlanePoint, ...]
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -88,6 +91,7 @@ class TokenizerReport:
         yield "Summary", self._summary(), ["", self.measured_on]
         yield error_table(self.details.distortion, self.tokenizer.scale, self.normalizer, self.measured_on)
         yield self._sweep_table()
+        yield self._plane_table()
 
     def _summary(self) -> list[list[Any]]:
         measured, details = self.details.distortion, self.details
@@ -134,6 +138,34 @@ class TokenizerReport:
         )
         return title, rows, headers
 
+    def _plane_table(self) -> Table:
+        """Each kind of encoder at this tokenizer's error, and how steady its tokens are."""
+        rmse = rounding_rmse(self.details.distortion, self.normalizer)
+        kinds = by_kind(self.plane)
+        reference = tokens_at(kinds.get("reference", []), rmse)
+        rows: list[list[Any]] = []
+        for kind in dict.fromkeys(point.kind for point in self.plane):
+            points = kinds.get(kind, [])
+            tokens = tokens_at(points, rmse)
+            moved = next((point.moved for point in points if point.moved is not None), None)
+            noisy = next((point.noisy for point in points if point.noisy is not None), None)
+            rows.append(
+                [
+                    kind,
+                    "out of reach" if tokens is None else f"{tokens:.1f}",
+                    "" if tokens is None or reference is None else f"{tokens / reference:.2f}",
+                    "" if moved is None else f"{moved:.0%}",
+                    "" if noisy is None else f"{noisy:.0%}",
+                ]
+            )
+        headers = ["encoder", "tokens", "to reference", "change in a frame", "change by noise"]
+        title = (
+            f"Other encoders, refitted with {self.sweep_vocab_size} ids at most: tokens per chunk at this tokenizer's "
+            f"rounding RMSE of {rmse:.4f}, and the share of tokens that change from one frame to the next and by noise "
+            f"of {NOISE:.1%} of the range (at its scale)"
+        )
+        return title, rows, headers
+
     def to_json(self) -> dict[str, Any]:
         """Every number that is drawn."""
         details, normalizer, tokenizer = self.details, self.normalizer, self.tokenizer
@@ -148,6 +180,8 @@ class TokenizerReport:
                 "vocab_size": tokenizer.vocab_size,
                 "scale": tokenizer.scale,
                 "symbol_format": tokenizer.symbol_format,
+                "order": tokenizer.order,
+                "rate_weight": tokenizer.rate_weight,
                 "time_horizon": self.worst[0].original.shape[0],
                 "action_dim": normalizer.size,
                 "coefficients": [tokenizer.vocabulary.low, tokenizer.vocabulary.high],
@@ -180,6 +214,7 @@ class TokenizerReport:
                 "vocab_size": self.sweep_vocab_size,
                 "fitted_chunks": self.sweep_chunks,
                 "points": [self._point_json(point) for point in self.sweep],
+                "plane": [point.to_json() for point in self.plane],
             },
         }
 
@@ -201,12 +236,13 @@ class TokenizerReport:
         return first, np.bincount(self.details.lengths - first).tolist()
 
     def drawings(self) -> list[Callable[[], Picture]]:
-        """Token lengths, errors, worst chunks, rate and distortion, vocabulary."""
+        """Token lengths, errors, worst chunks, rate and distortion, other encoders, vocabulary."""
         return [
             self._draw_lengths,
             self._draw_errors,
             *(lambda number=number: self._draw_chunk(number) for number in range(len(self.worst))),
             *([self._draw_sweep] if any(point.distortion for point in self.sweep) else []),
+            *([self._draw_plane] if by_kind(self.plane) else []),
             lambda: pictures.vocabulary_use(self.details.uses, self.sizes, self.unit),
         ]
 
@@ -251,6 +287,15 @@ class TokenizerReport:
             (own.tokens["mean_token_length"], own.normalized_rmse),
         )
 
+    def _draw_plane(self) -> Picture:
+        lines = {
+            kind: ([point.tokens or 0.0 for point in points], [point.rmse or 0.0 for point in points])
+            for kind, points in by_kind(self.plane).items()
+        }
+        measured = self.details.distortion
+        own = measured.tokens["mean_token_length"], rounding_rmse(measured, self.normalizer)
+        return pictures.rate_distortion_plane(lines, own)
+
     def page(self, drawn: Sequence[Picture]) -> Page:
         """The page: in every section a picture, what it says, and its table."""
         measured, details = self.details.distortion, self.details
@@ -281,6 +326,15 @@ class TokenizerReport:
             page.show(by_name[f"worst_chunk_{number + 1}"])
         page.heading("Rate and distortion")
         self._page_sweep(page, by_name.get("rate_distortion"))
+        page.heading("Other encoders")
+        if "rate_distortion_plane" in by_name:
+            page.show(by_name["rate_distortion_plane"])
+        title, rows, headers = self._plane_table()
+        page.text(title + ".")
+        page.table(rows, headers)
+        for point in self.plane:
+            if point.problem is not None:
+                page.warning(f"{point.kind}, scale {self.scale_text(point.scale)}: {point.problem}")
         page.heading("Use of the vocabulary")
         page.show(by_name["vocabulary_use"])
         page.table(*self._ids_table())
