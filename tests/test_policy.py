@@ -418,7 +418,9 @@ def test_malformed_rows_are_marked_counted_and_logged(caplog: pytest.LogCaptureF
     assert info.valid.tolist() == [False] * 3
     assert all("does not begin with 'Action: '" in (problem or "") for problem in info.problems)
     assert policy.counts["malformed"] == 3
-    assert "some rows generated no valid chunk (counted as malformed): row 0: the row does not begin with" in caplog.text
+    assert (
+        "some rows generated no valid chunk (counted as malformed): row 0: the row does not begin with" in caplog.text
+    )
     caplog.clear()
     policy.predict_action_chunk(batch_of(actions=False))
     assert policy.counts["malformed"] == 6
@@ -611,7 +613,9 @@ def test_openpis_switches_change_what_they_should(changes: dict[str, Any], commo
     plain, other = new_policy(5, **common), new_policy(5, **common, **changes)
     one, two = (policy.predict_action_chunk(batch, return_info=True)[1] for policy in (plain, other))
     same_first = torch.allclose(one.log_probabilities[:, 0], two.log_probabilities[:, 0], atol=1e-6)
-    assert same_first == ("constrained" in common), "the gap lies before the target: before Action:, where that is given"
+    assert same_first == ("constrained" in common), (
+        "the gap lies before the target: before Action:, where that is given"
+    )
     length = min(one.steps, two.steps)
     assert not torch.allclose(one.log_probabilities[:, :length], two.log_probabilities[:, :length], atol=1e-6)
 
