@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
+import math
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,15 @@ torch = pytest.importorskip("torch")
 
 import pi0_fast.evaluate as module  # noqa: E402
 from pi0_fast.cli import main  # noqa: E402
+from pi0_fast.closed_loop import Recorded  # noqa: E402
 from pi0_fast.eval_config import EvalConfig, parse_eval  # noqa: E402
 from pi0_fast.evaluate import evaluate  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
-from pi0_fast.reports.evaluation import EvaluationReport  # noqa: E402
+from pi0_fast.reports.evaluation import TIME, EpisodeResult, EvaluationReport  # noqa: E402
 from pi0_fast.reports.intervals import wilson  # noqa: E402
+from pi0_fast.sims import make  # noqa: E402
+from pi0_fast.simulation_config import EnvConfig  # noqa: E402
+from pi0_fast.swap import in_use  # noqa: E402
 from pi0_fast.types import SimulatorError, UsageError  # noqa: E402
 from toy_policies import Seeing, Still, new_policy  # noqa: E402
 
@@ -58,8 +65,8 @@ def stand_ins(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def evaluated(*argv: str) -> EvaluationReport:
-    config = parse_eval(EvalConfig, ["--eval.batch_size=2", *argv], "pi0-fast eval")
-    return evaluate(config)
+    two = "--env.type=toy" in argv and not any(argument.startswith("--eval.batch_size") for argument in argv)
+    return evaluate(parse_eval(EvalConfig, [*(["--eval.batch_size=2"] if two else []), *argv], "pi0-fast eval"))
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -127,8 +134,8 @@ def test_an_evaluation_that_was_interrupted_goes_on(
     evaluated(*argv, f"--output_dir={tmp_path / 'whole'}")
     add, out = module._Folder.add, tmp_path / "cut"
 
-    def interrupted(self: Any, number: int, result: Any) -> None:
-        add(self, number, result)
+    def interrupted(self: Any, number: int, result: Any, counts: Any) -> None:
+        add(self, number, result, counts)
         if len(self.episodes[0]) == 4:
             raise KeyboardInterrupt
 
@@ -143,9 +150,12 @@ def test_an_evaluation_that_was_interrupted_goes_on(
     with (out / "episodes.jsonl").open("a") as file:
         file.write('{"kind": "episode", "poli')  # as a kill leaves it
     played: list[int] = []
-    monkeypatch.setattr(
-        module._Folder, "add", lambda self, n, result: (played.append(result.seed), add(self, n, result))
-    )
+
+    def noting(self: Any, number: int, result: Any, counts: Any) -> None:
+        played.append(result.seed)
+        add(self, number, result, counts)
+
+    monkeypatch.setattr(module._Folder, "add", noting)
     evaluated("--resume", f"--output_dir={out}")
     assert len(played) == 2
     whole, resumed = (results(tmp_path / name)["policies"][0]["episodes"] for name in ("whole", "cut"))
@@ -171,6 +181,127 @@ def test_episodes_in_which_the_simulator_failed(stand_ins: dict[str, str], tmp_p
     same = [new == old for new, old in zip(again.episodes[0], report.episodes[0], strict=True)]
     assert same == [True, False, True]
     assert [episode.end for episode in again.episodes[0]] == ["success", "failed", "success"]
+
+
+@pytest.fixture
+def no_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes are made up, without processes: for what is written of them."""
+
+    def made_up(
+        policy: PI0FastPolicy, env: EnvConfig, seeds: Sequence[int], *, skip: Any, on_episode: Any, **_: Any
+    ) -> None:
+        for task, seed in ((task, seed) for task in env.tasks for seed in seeds if (task, seed) not in skip):
+            policy.counts.update({"rows": 1, "missing observation.images.hand": 1})
+            on_episode(Recorded(EpisodeResult(task, seed, TIME, 4, math.nan, chunks=1, latencies_ms=(1.0,))))
+
+    monkeypatch.setattr(module, "fitted_environment", lambda _, env: (env, (make("toy", env.tasks[0]).spec,)))
+    monkeypatch.setattr(module, "run", made_up)
+
+
+def short(path: str, out: Path, *more: str) -> list[str]:
+    argv = [f"--policy.path={path}", "--env.type=toy", "--env.task=reach-green", "--eval.max_steps=4"]
+    return [*argv, "--eval.n_episodes=2", f"--output_dir={out}", *more]
+
+
+@pytest.mark.usefixtures("no_simulator")
+def test_no_episode_is_counted_twice(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    """Neither by two processes at once, nor as two of them left it."""
+    out = tmp_path / "out"
+    argv = short(stand_ins["still"], out)
+    evaluated(*argv)
+    resume = ["--resume", f"--output_dir={out}"]
+    with in_use(out, "testing"), pytest.raises(UsageError, match="another process is running this evaluation"):
+        evaluated(*resume)
+    lines = (out / "episodes.jsonl").read_text().splitlines(keepends=True)
+    for added, message in (
+        (lines[-1], "line 4 is the second result of reach-green, seed 100001"),
+        (lines[-1].replace("100001", "100002"), "line 4 is no episode of this evaluation"),
+        (lines[-1].replace("reach-green", "reach-blue"), "line 4 is no episode of this evaluation"),
+        (lines[-1].replace('"policy": 0', '"policy": 1'), "line 4 is no episode of this evaluation"),
+    ):
+        assert added != lines[0]
+        (out / "episodes.jsonl").write_text("".join([*lines, added]))
+        with pytest.raises(UsageError, match=message):
+            evaluated(*resume)
+    (out / "episodes.jsonl").write_text("".join(lines))
+    assert len(evaluated(*resume).episodes[0]) == 2
+
+
+@pytest.mark.usefixtures("no_simulator")
+def test_two_processes_that_begin_at_once(
+    stand_ins: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one has seen an empty directory, too."""
+    out, load = tmp_path / "out", module._load
+
+    def meanwhile(*arguments: Any) -> PI0FastPolicy:
+        monkeypatch.setattr(module, "_load", load)
+        evaluated(*short(stand_ins["still"], out))
+        return load(*arguments)
+
+    monkeypatch.setattr(module, "_load", meanwhile)
+    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+        evaluated(*short(stand_ins["still"], out))
+    assert len(evaluated("--resume", f"--output_dir={out}").episodes[0]) == 2
+
+
+@pytest.mark.usefixtures("no_simulator")
+def test_what_ran_which_episodes_is_kept(
+    stand_ins: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Versions, device and what was missing are those of the episodes, not of the last command."""
+    out = tmp_path / "out"
+    argv = short(stand_ins["still"], out, "--eval.batch_size=1")
+    before = module._versions()
+    monkeypatch.setattr(module, "_versions", lambda: {**before, "numpy": "0.1"})
+    first = evaluated(*argv)
+    said = "observation.images.hand was missing in 2 of 2 chunks"
+    assert [line for line in first.warnings if "missing" in line] == [said]
+    monkeypatch.setattr(module, "_versions", lambda: before)
+    again = evaluated("--resume", f"--output_dir={out}")  # runs nothing
+    assert [line for line in again.warnings if "missing" in line] == [said]
+    found = results(out)
+    assert (found["versions"]["numpy"], [run["episodes"] for run in found["runs"]]) == ("0.1", [2])
+    more = evaluated("--resume", f"--output_dir={out}", "--eval.n_episodes=3", "--eval.batch_size=2")
+    versions, alike = more.warnings[-2:]
+    assert versions == f"not all episodes were run with the same versions: numpy 0.1 and {before['numpy']}"
+    assert alike.endswith("2 on cpu with 1 threads, batch_size 1; 1 on cpu with 1 threads, batch_size 2")
+    assert "was missing in 3 of 3 chunks" in more.warnings[0]
+
+
+@pytest.mark.usefixtures("no_simulator")
+@pytest.mark.parametrize("name", ["eval_config.json", "episodes.jsonl", "evaluation.json", "evaluation.html"])
+def test_a_write_that_fails_is_named_and_can_be_gone_on_with(
+    stand_ins: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    out, write = tmp_path / "out", Path.write_text
+
+    def full(self: Path, content: str, **given: Any) -> int:
+        if self.name.startswith(f".{name}-"):
+            write(self, content[:3], **given)
+            raise OSError(errno.ENOSPC, "No space left on device")  # writes do not name their file
+        return write(self, content, **given)
+
+    argv = short(stand_ins["still"], out)
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '.*{name}'"):
+        evaluated(*argv)
+    monkeypatch.setattr(Path, "write_text", write)
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
+    if name == "eval_config.json":
+        (out / f".{name}-1").write_text("what a kill leaves")
+        evaluated(*argv)
+    else:
+        evaluated("--resume", f"--output_dir={out}")
+    assert len(results(out)["policies"][0]["episodes"]) == 2
+    assert [path.name for path in out.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.usefixtures("no_simulator")
+def test_a_reward_that_is_no_number_loses_no_results(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    evaluated(*short(stand_ins["still"], tmp_path / "out"))
+    assert [episode["reward"] for episode in results(tmp_path / "out")["policies"][0]["episodes"]] == [None, None]
+    assert math.isnan(evaluated("--resume", f"--output_dir={tmp_path / 'out'}").episodes[0][0].reward)
 
 
 def test_a_simulator_that_always_fails_is_an_error(stand_ins: dict[str, str], tmp_path: Path) -> None:
@@ -203,21 +334,43 @@ def test_two_policies_on_the_same_seeds(stand_ins: dict[str, str], tmp_path: Pat
     folders = [str(tmp_path / name / "eval") for name in ("still", "seeing")]
     evaluated("--compare", *folders, f"--output_dir={tmp_path / 'afterwards'}")
     assert results(tmp_path / "afterwards")["difference"] == results(tmp_path / "both")["difference"]
-    check_refusals_of_comparisons(stand_ins, folders, env, tmp_path)
 
 
-def check_refusals_of_comparisons(
-    stand_ins: dict[str, str], folders: list[str], env: list[str], tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError, match="flags of the policy, the simulator and videos do nothing"):
-        evaluated("--compare", *folders, *env)
+@pytest.mark.usefixtures("no_simulator")
+def test_what_cannot_be_compared(stand_ins: dict[str, str], tmp_path: Path) -> None:
+    path = stand_ins["still"]
+    for name, more in (
+        ("a", []),
+        ("b", ["--env.text=Do nothing.", "--policy.n_action_steps=2"]),
+        ("few", ["--eval.n_episodes=1"]),
+        ("long", ["--eval.max_steps=5"]),
+    ):
+        evaluated(*[flag for flag in short(path, tmp_path / name) if flag.partition("=")[0] not in str(more)], *more)
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    out = f"--output_dir={tmp_path / 'x'}"
+    for flag in (
+        *("--env.type=toy", "--eval.n_episodes=3", "--eval.batch_size=2", "--seed=5", "--policy.temperature=0.5"),
+        *("--policy.device=cpu", "--rename_map={}", "--save_videos", "--eval.max_steps=3"),
+    ):
+        given = [flag, "--env.task=reach-green"] if "env.type" in flag else [flag]
+        with pytest.raises(UsageError, match=rf"nothing is run: {flag.partition('=')[0]} has no effect"):
+            evaluated("--compare", *folders, *given, out)
     with pytest.raises(UsageError, match="no two finished evaluations"):
-        evaluated("--compare", stand_ins["still"], stand_ins["seeing"])
-    other = tmp_path / "other"
-    argv = [f"--policy.path={stand_ins['still']}", *env[:2], "--eval.n_episodes=1", "--env.max_steps=30"]
-    evaluated(*argv, f"--output_dir={other}")
-    with pytest.raises(UsageError, match="4 episodes are in only one"):
-        evaluated("--compare", folders[0], str(other), f"--output_dir={tmp_path / 'x'}")
+        evaluated("--compare", path, path)
+    with pytest.raises(UsageError, match="1 episodes are in only one"):
+        evaluated("--compare", folders[0], str(tmp_path / "few"), out)
+    with pytest.raises(UsageError, match="max_steps is 4 in"):
+        evaluated("--compare", folders[0], str(tmp_path / "long"), out)
+    file = tmp_path / "b/evaluation.json"
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps({**content, "warnings": ["of the other one"]}))
+    report = evaluated("--compare", *folders, f"--output_dir={tmp_path / 'text'}")
+    assert report.about[-1] == ("A and B differ in", "n_action_steps, text")
+    assert report.warnings[-1] == "B: of the other one"
+    for damage in ({"policies": []}, {"checkpoints": [{}]}, {"warnings": None}, {"policies": [{"episodes": [{}]}]}):
+        file.write_text(json.dumps({**content, **damage}))
+        with pytest.raises(UsageError, match=r"b/evaluation\.json"):
+            evaluated("--compare", *folders, out)
 
 
 def test_nothing_is_overwritten_and_nothing_else_gone_on_with(stand_ins: dict[str, str], tmp_path: Path) -> None:

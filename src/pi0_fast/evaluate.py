@@ -3,7 +3,8 @@
 The directory of an evaluation:
 
     eval_config.json     what was asked for; `--resume` reads it
-    episodes.jsonl       a line for each run of the command ("begun") and for each finished episode, as it finishes
+    episodes.jsonl       a line for each run of the command ("begun"; with what it ran) and for each finished episode,
+                         as it finishes, with the run that it was in and what had been changed in observations till then
     videos/              of each task's first episodes, with --save_videos
     evaluation.json      at the end: settings, versions, summaries, all episodes
     evaluation.html      the same for people; one file, videos inside
@@ -22,7 +23,8 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,7 @@ from pi0_fast.reports.evaluation import ALL_TASKS, FAILED, FORMAT, EpisodeResult
 from pi0_fast.sims import preflight
 from pi0_fast.sims.protocol import SimulatorSpec
 from pi0_fast.simulation_config import SUITES, EnvConfig
+from pi0_fast.swap import in_use, naming
 from pi0_fast.types import SimulatorError, UsageError
 
 #: Percent of successes that LeRobot's documentation reports for its own checkpoint, by suite; their mean is 82.5.
@@ -92,7 +95,24 @@ def _evaluated(config: EvalConfig) -> EvaluationReport:
     prints = [_fingerprint(find_checkpoint(path, revision=config.policy.pretrained_revision)) for path in config.paths]
     if len(config.paths) == 2:  # before the first episode: does the second one fit, too?
         fitted_environment(_load(config, config.paths[1]), config.simulation)
-    folder = _Folder(config)
+    with closing(_Folder(config)) as folder:
+        try:
+            report = _all_parts(config, folder, prints)
+        except BaseException:
+            done = sum(len(episodes) for episodes in folder.episodes.values())
+            if done:
+                total = len(config.paths) * len(config.simulation.tasks) * config.eval.n_episodes
+                place = shlex.quote(str(config.output_dir))
+                say(
+                    f"stopped after {done} of {total} episodes; go on with: pi0-fast eval --resume=true "
+                    f"--output_dir={place}"
+                )
+            raise
+    return report
+
+
+def _all_parts(config: EvalConfig, folder: _Folder, prints: Sequence[str]) -> EvaluationReport:
+    """Run one policy after the other, and write the results."""
     parts: list[_Part] = []
     for number, path in enumerate(config.paths):
         policy = _load(config, path)
@@ -101,19 +121,11 @@ def _evaluated(config: EvalConfig) -> EvaluationReport:
         if config.save_videos and not specs[0].cameras:
             raise UsageError(f"--save_videos: {specs[0].env_type} has no camera here; see --env.cameras")
         if number == 0:
-            folder.begin(prints)
+            folder.begin(prints, {"device": _device_name(policy), "threads": torch.get_num_threads()})
         for what, text in _about(config, part):
             say(f"{what}: {text}")
-        try:
-            _run_part(config, folder, number, part)
-        except KeyboardInterrupt:
-            done = sum(len(episodes) for episodes in folder.episodes.values())
-            say(
-                f"stopped after {done} of {len(config.paths) * len(environment.tasks) * config.eval.n_episodes} "
-                f"episodes; go on with: pi0-fast eval --resume=true --output_dir={shlex.quote(str(config.output_dir))}"
-            )
-            raise
-        part.release()
+        _run_part(config, folder, number, part)
+        part.release(folder.counts(number))
         parts.append(part)
     report = _report(config, folder, parts)
     _refuse_nothing_but_failures(report)
@@ -133,8 +145,8 @@ class _Part:
     details: dict[str, Any] | None = None
     about: tuple[tuple[str, str], ...] = ()
 
-    def release(self) -> None:
-        """Give the weights' memory back, for the next one."""
+    def release(self, counts: Mapping[str, int]) -> None:
+        """Give the weights' memory back, for the next one; `counts`: of all runs."""
         assert self.policy is not None
         policy = self.policy
         self.details = {
@@ -142,7 +154,7 @@ class _Part:
             "fingerprint": self.fingerprint,
             "device": _device_name(policy),
             "config": policy.config.to_json(),
-            "counts": dict(policy.counts),
+            "counts": dict(counts),
             "environment": _environment_json(self.environment),
         }
         self.policy = None
@@ -217,7 +229,7 @@ def _published(tasks: Sequence[str]) -> dict[str, float]:
 
 def _run_part(config: EvalConfig, folder: _Folder, number: int, part: _Part) -> None:
     assert part.policy is not None
-    done = folder.episodes[number]
+    policy, done = part.policy, folder.episodes[number]
     total = len(config.simulation.tasks) * config.eval.n_episodes
     with progress(_label(config, number, "evaluating"), total, "episodes") as advance:
         advance(len(done))
@@ -225,11 +237,11 @@ def _run_part(config: EvalConfig, folder: _Folder, number: int, part: _Part) -> 
         def keep(recorded: Recorded) -> None:
             if recorded.frames:
                 folder.film(number, recorded)
-            folder.add(number, recorded.result)
+            folder.add(number, recorded.result, policy.counts)
             advance()
 
         run(
-            part.policy,
+            policy,
             part.environment,
             config.seeds,
             batch_size=config.eval.batch_size,
@@ -285,8 +297,9 @@ def _report(config: EvalConfig, folder: _Folder, parts: Sequence[_Part]) -> Eval
     about: list[tuple[str, str]] = []
     for number, part in enumerate(parts):
         about += [(_label(config, number, what), text) for what, text in part.about]
-    now = _versions()
-    about.append(("versions", ", ".join(f"{name} {number}" for name, number in now.items())))
+    runs = folder.runs_with_episodes()
+    latest = runs[-1]["versions"]
+    about.append(("versions", ", ".join(f"{name} {number}" for name, number in latest.items())))
     tasks = config.simulation.tasks
     episodes = tuple(folder.of(number, tasks) for number in range(len(parts)))
     return EvaluationReport(
@@ -294,12 +307,13 @@ def _report(config: EvalConfig, folder: _Folder, parts: Sequence[_Part]) -> Eval
         policies=tuple(part.path for part in parts),
         tasks=tasks,
         episodes=episodes,
-        warnings=tuple(_warnings(details, episodes)),
+        warnings=(*_warnings(details, episodes), *_warnings_of_runs(runs)),
         details={
             "settings": config.to_json(),
             "seeds": {"first": config.seed, "count": config.eval.n_episodes},
-            "versions": now,
-            "threads": torch.get_num_threads(),
+            "versions": latest,
+            "threads": runs[-1]["threads"],
+            "runs": runs,
             "checkpoints": details,
         },
         published=_published(tasks) if config.env.type == "libero" else {},
@@ -334,6 +348,25 @@ def _warnings(details: Sequence[Mapping[str, Any]], episodes: Sequence[Sequence[
     return lines
 
 
+def _warnings_of_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Episodes of an evaluation that was interrupted may have been run by other programs, or on another machine."""
+    lines = []
+    versions_of = [part["versions"] for part in runs]
+    differ = {
+        name: list(dict.fromkeys(str(found.get(name)) for found in versions_of))
+        for name in sorted({name for found in versions_of for name in found})
+    }
+    if words := [f"{name} {' and '.join(found)}" for name, found in differ.items() if len(found) > 1]:
+        lines.append(f"not all episodes were run with the same versions: {', '.join(words)}")
+    if any(part[name] != runs[0][name] for part in runs for name in ("device", "threads", "batch_size")):
+        words = [
+            f"{part['episodes']} on {part['device']} with {part['threads']} threads, batch_size {part['batch_size']}"
+            for part in runs
+        ]
+        lines.append(f"not all episodes were run alike, so that times are of different things: {'; '.join(words)}")
+    return lines
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -344,23 +377,41 @@ class _Folder:
         """Check that the directory is new, or holds the evaluation that is to be gone on with; writes nothing.
 
         Raises:
-            UsageError: another evaluation, or a damaged file.
+            UsageError: another evaluation, a damaged file, or another process is at it.
             OSError: the directory exists already.
         """
         self._config = config
         self.path = config.output_path
         self.episodes: dict[int, list[EpisodeResult]] = {number: [] for number in range(len(config.paths))}
-        self._begun: dict[str, Any] | None = None
-        if config.resume:
-            self._read()
-        elif self.path.is_symlink() or (self.path.exists() and not self._is_empty()):
+        self._held = ExitStack()
+        self._runs: list[dict[str, Any]] = []
+        self._run_of: dict[tuple[int, str, int], int] = {}
+        try:
+            if config.resume:
+                if self.path.is_dir():
+                    self._hold()
+                self._read()
+            else:
+                self._refuse_what_is_there()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let other processes have the directory."""
+        self._held.close()
+
+    def _hold(self) -> None:
+        self._held.enter_context(in_use(self.path, "running this evaluation"))
+
+    def _refuse_what_is_there(self) -> None:
+        # What a kill left of a first write is nothing.
+        nothing = self.path.is_dir() and all(_TEMPORARY.fullmatch(path.name) for path in self.path.iterdir())
+        if self.path.is_symlink() or (self.path.exists() and not nothing):
             raise FileExistsError(
                 f"{self.path} exists: go on with that evaluation (--resume=true), or choose another --output_dir; "
                 "nothing is overwritten"
             )
-
-    def _is_empty(self) -> bool:
-        return self.path.is_dir() and not any(self.path.iterdir())
 
     def _read(self) -> None:
         file = self.path / EVAL_CONFIG_FILE
@@ -369,46 +420,97 @@ class _Folder:
         except (OSError, ValueError) as error:
             raise UsageError(f"--resume: {file} cannot be read ({error})") from error
         check_same(self._config, saved, str(self.path))
-        for line in _lines(self.path / EPISODES_FILE):
+        wanted = {(task, seed) for task in self._config.simulation.tasks for seed in self._config.seeds}
+        for number, line in enumerate(_lines(self.path / EPISODES_FILE), start=1):
             if line["kind"] == "begun":
-                self._begun = self._begun or line
-            elif line["policy"] in self.episodes:
-                result = EpisodeResult.from_json(line["episode"])
-                if result.end != FAILED:
-                    self.episodes[line["policy"]].append(result)
+                self._runs.append({"counts": {}, **line})
+                continue
+            policy, result, run = line["policy"], EpisodeResult.from_json(line["episode"]), line["run"]
+            where = f"--resume: {self.path / EPISODES_FILE}, line {number}"
+            if policy not in self.episodes or (result.task, result.seed) not in wanted or not run < len(self._runs):
+                raise UsageError(f"{where} is no episode of this evaluation: mend or remove it")
+            if (policy, result.task, result.seed) in self._run_of:
+                raise UsageError(
+                    f"{where} is the second result of {result.task}, seed {result.seed}: remove one of them"
+                )
+            self._runs[run]["counts"][str(policy)] = line["counts"]
+            if result.end != FAILED:
+                self.episodes[policy].append(result)
+                self._run_of[policy, result.task, result.seed] = run
 
-    def begin(self, fingerprints: Sequence[str]) -> None:
+    def begin(self, fingerprints: Sequence[str], machine: Mapping[str, Any]) -> None:
         """Write what was asked for, and the episodes that are kept.
 
         Raises:
-            UsageError: a checkpoint has changed since the evaluation was begun.
+            UsageError: a checkpoint has changed since the evaluation was begun, or another process is at it.
             OSError: the directory cannot be written.
         """
-        now: dict[str, Any] = {"kind": "begun", "fingerprints": list(fingerprints), "versions": _versions()}
-        if self._begun is not None:
-            for path, before, found in zip(self._config.paths, self._begun["fingerprints"], fingerprints, strict=True):
+        now: dict[str, Any] = {
+            "kind": "begun",
+            "fingerprints": list(fingerprints),
+            "versions": _versions(),
+            **machine,
+            "batch_size": self._config.eval.batch_size,
+            "counts": {},
+        }
+        if self._runs:
+            first = self._runs[0]
+            for path, before, found in zip(self._config.paths, first["fingerprints"], fingerprints, strict=True):
                 if before != found:
                     raise UsageError(f"--resume: {path} has changed since; choose another --output_dir")
             changed = [
-                f"{name} was {self._begun['versions'].get(name)} and is {version}"
+                f"{name} was {first['versions'].get(name)} and is {version}"
                 for name, version in now["versions"].items()
-                if self._begun["versions"].get(name) != version
+                if first["versions"].get(name) != version
             ]
             if changed:
                 warn(f"not what the evaluation was begun with, results may differ: {'; '.join(changed)}")
-        self.path.mkdir(parents=True, exist_ok=True)
+        if not self._config.resume:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            self._refuse_what_is_there()  # again: there may have been another process until now
+        for left in self.path.iterdir():
+            if _TEMPORARY.fullmatch(left.name):
+                left.unlink()
+        self._runs.append(now)
         config = json.dumps(self._config.to_json(), indent=2, ensure_ascii=False)
         _replace(self.path / EVAL_CONFIG_FILE, config + "\n")
-        lines = [self._begun or now]
+        lines = list(self._runs)
         for number, episodes in self.episodes.items():
-            lines += [_episode_line(number, episode) for episode in episodes]
+            lines += [self._line(number, episode) for episode in episodes]
         _replace(self.path / EPISODES_FILE, "".join(json.dumps(line) + "\n" for line in lines))
 
-    def add(self, number: int, result: EpisodeResult) -> None:
-        """Keep an episode that has just ended."""
+    def add(self, number: int, result: EpisodeResult, counts: Mapping[str, int]) -> None:
+        """Keep an episode that has just ended; `counts` are the policy's in this run, of all episodes till now."""
         self.episodes[number].append(result)
-        with (self.path / EPISODES_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_episode_line(number, result)) + "\n")
+        self._run_of[number, result.task, result.seed] = len(self._runs) - 1
+        self._runs[-1]["counts"][str(number)] = dict(counts)
+        path = self.path / EPISODES_FILE
+        with naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(self._line(number, result)) + "\n")
+
+    def _line(self, number: int, result: EpisodeResult) -> dict[str, Any]:
+        run = self._run_of[number, result.task, result.seed]
+        counts = self._runs[run]["counts"].get(str(number), {})
+        return {"kind": "episode", "policy": number, "run": run, "counts": counts, "episode": result.to_json()}
+
+    def counts(self, number: int) -> Counter[str]:
+        """What was changed in a policy's observations and actions, in all runs."""
+        return sum((Counter(run["counts"].get(str(number), {})) for run in self._runs), Counter[str]())
+
+    def runs_with_episodes(self) -> list[dict[str, Any]]:
+        """What ran the episodes that there are: versions, device, threads, batch size, number of episodes."""
+        numbers = Counter(
+            self._run_of[number, episode.task, episode.seed]
+            for number, episodes in self.episodes.items()
+            for episode in episodes
+        )
+        names = ("versions", "device", "threads", "batch_size")
+        return [
+            {**{name: run[name] for name in names}, "episodes": numbers[place]}
+            for place, run in enumerate(self._runs)
+            if numbers[place]
+        ]
 
     def of(self, number: int, tasks: Sequence[str]) -> tuple[EpisodeResult, ...]:
         """A policy's episodes, by task and seed."""
@@ -429,8 +531,8 @@ def video_path(config: EvalConfig, number: int, result: EpisodeResult) -> Path:
     return config.output_path / VIDEOS / f"{letter}{place:02d}-{task}-{result.seed}.mp4"
 
 
-def _episode_line(number: int, result: EpisodeResult) -> dict[str, Any]:
-    return {"kind": "episode", "policy": number, "episode": result.to_json()}
+#: What is said of each run of the command.
+_OF_A_RUN = ("fingerprints", "versions", "device", "threads", "batch_size")
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -447,6 +549,9 @@ def _lines(path: Path) -> list[dict[str, Any]]:
             content = json.loads(line)
             if content["kind"] == "episode":
                 EpisodeResult.from_json(content["episode"])
+            wanted = ("policy", "run", "counts") if content["kind"] == "episode" else _OF_A_RUN
+            if missing := [name for name in wanted if name not in content]:
+                raise KeyError(missing[0])
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f"--resume: {path}, line {number} is damaged ({error!r}): mend or remove it") from error
         found.append(content)
@@ -481,10 +586,19 @@ def _write(config: EvalConfig, report: EvaluationReport, films: Sequence[Film] =
     _replace(config.output_path / PAGE_FILE, report.page(films, notes).render())
 
 
+#: Of files that `_replace` has not finished.
+_TEMPORARY = re.compile(r"\.(eval_config\.json|episodes\.jsonl|evaluation\.json|evaluation\.html)-\d+")
+
+
 def _replace(path: Path, content: str) -> None:
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(content, encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        with naming(path):
+            temporary.write_text(content, encoding="utf-8")
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 # --- two evaluations that are done ----------------------------------------------------------------------------------
@@ -500,7 +614,12 @@ def _read_results(path: str) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
         if {key: content.get(key) for key in FORMAT} != FORMAT or len(content["policies"]) != 1:
             raise UsageError(f"--compare: {file} is no evaluation of one policy, by this version")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        for episode in content["policies"][0]["episodes"]:
+            EpisodeResult.from_json(episode)
+        _differences([content, content])  # reads what is read below, so that damage is named here
+        if not all(isinstance(content[name], kind) for name, kind in _KEPT.items()):
+            raise UsageError(f"--compare: {file} is damaged")
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"--compare: {file} cannot be read ({error!r})") from error
@@ -510,10 +629,7 @@ def _read_results(path: str) -> dict[str, Any]:
 def _compared(config: EvalConfig) -> EvaluationReport:
     """The difference between two evaluations, without running anything."""
     assert config.compare is not None
-    if config.policy != type(config.policy)() or config.env != EnvConfig() or config.resume or config.save_videos:
-        raise UsageError(
-            "--compare names two evaluations that are done: flags of the policy, the simulator and videos do nothing"
-        )
+    _refuse_what_does_nothing(config)
     results = [_read_results(path) for path in config.compare]
     _check_comparable(config.compare, results)
     if config.output_path.exists() and any(config.output_path.iterdir()):
@@ -521,17 +637,52 @@ def _compared(config: EvalConfig) -> EvaluationReport:
     policies = [result["policies"][0] for result in results]
     tasks = tuple(results[0]["checkpoints"][0]["environment"]["task"])
     report = EvaluationReport(
-        about=tuple((letter, path) for letter, path in zip("AB", config.compare, strict=True)),
+        about=(*zip("AB", config.compare, strict=True), *_differences(results)),
         policies=tuple(config.compare),
         tasks=tasks,
         episodes=tuple(tuple(map(EpisodeResult.from_json, policy["episodes"])) for policy in policies),
+        warnings=tuple(
+            f"{letter}: {line}" for letter, result in zip("AB", results, strict=True) for line in result["warnings"]
+        ),
         details={"compared": [{key: result[key] for key in _KEPT} for result in results]},
     )
     _write(config, report)
     return report
 
 
-_KEPT = ("settings", "seeds", "versions", "checkpoints")
+_KEPT = {"settings": dict, "seeds": dict, "versions": dict, "checkpoints": list, "warnings": list}
+
+
+def _refuse_what_does_nothing(config: EvalConfig) -> None:
+    """Where two evaluations are compared that are done, nothing is run."""
+    nothing = EvalConfig(compare=config.compare, output_dir=config.output_dir, job_name=config.job_name)
+    for item in fields(config):
+        given, usual = getattr(config, item.name), getattr(nothing, item.name)
+        if given != usual:
+            names = [f"{item.name}.{part.name}" for part in fields(given)] if is_dataclass(given) else [item.name]
+            said = next((name for name in names if _at(config, name) != _at(nothing, name)), item.name)
+            raise UsageError(
+                f"--compare names two evaluations that are done, and nothing is run: --{said} has no effect"
+            )
+
+
+def _at(config: EvalConfig, name: str) -> Any:
+    found: Any = config
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _differences(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What the two were told that differs, beside the checkpoint; it may be what is compared, or a mistake."""
+    sides = [
+        {**result["checkpoints"][0]["environment"], **result["checkpoints"][0]["config"]}
+        | {"device": result["checkpoints"][0]["device"]}
+        for result in results
+    ]
+    names = sorted({*sides[0], *sides[1]})
+    differ = [name for name in names if sides[0].get(name) != sides[1].get(name)]
+    return [("A and B differ in", ", ".join(differ))] if differ else []
 
 
 def _check_comparable(paths: Sequence[str], results: Sequence[Mapping[str, Any]]) -> None:

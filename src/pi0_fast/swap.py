@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from pi0_fast.types import UsageError
+
 #: Between a target's name and what tells temporary directories apart.
 TEMPORARY = ".pi0-fast-tmp-"
 #: Called with the old directory, which is deleted next, and the new one in its place.
@@ -149,6 +151,45 @@ def _finish(target: Path, bring_along: BringAlong | None) -> bool:
     _rename_unless_done(new, target)
     _finish_old(old, target, bring_along)
     return True
+
+
+@contextmanager
+def in_use(directory: Path, doing: str) -> Iterator[None]:
+    """Within the block this process has a directory to itself, of those that ask by this; it ends with the process.
+
+    Where there are no such locks (Windows, some file systems), nobody is kept out.
+
+    Raises:
+        UsageError: another process has it; `doing` says what that does.
+    """
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another process is {doing} ({directory} is in use)") from error
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system within the block name the file, which those of a write, such as a full disk's, do not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None or error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager

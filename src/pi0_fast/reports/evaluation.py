@@ -8,6 +8,7 @@ episodes (evaluate.py), and the intervals' formulas (intervals.py).
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -64,13 +65,14 @@ class EpisodeResult:
         return self.end == SUCCESS
 
     def to_json(self) -> dict[str, Any]:
-        """A plain mapping, from which `from_json` makes the same again."""
-        return asdict(self)
+        """A plain mapping, from which `from_json` makes the same again; a reward that is no number is None there."""
+        return {**asdict(self), "reward": self.reward if math.isfinite(self.reward) else None}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> EpisodeResult:
         """Raises TypeError or KeyError where fields are missing or unknown."""
-        return cls(**{**content, "latencies_ms": tuple(content["latencies_ms"])})
+        reward = math.nan if content["reward"] is None else content["reward"]
+        return cls(**{**content, "latencies_ms": tuple(content["latencies_ms"]), "reward": reward})
 
 
 @dataclass(frozen=True)
