@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from pi0_fast import __version__
-from pi0_fast.cli import COMMANDS, main
+from pi0_fast.cli import COMMANDS, PROGRAM, main
 from pi0_fast.configs import DemoConfig, TokenizerTrainingConfig
 from pi0_fast.types import DatasetError, TokenizerError, UsageError
 from test_configs import DOCUMENTED, FROZEN
@@ -114,7 +115,21 @@ def test_the_overview_lists_the_commands(arguments: list[str], capsys: pytest.Ca
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 def test_help_of_a_command(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--output_dir", "x", flag]) == 0
-    assert capsys.readouterr().out.startswith(f"usage: pi0-fast {command} ")
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: pi0-fast {command} ")
+    assert max(map(len, out.splitlines())) <= 100
+    for example in COMMANDS[command].examples:
+        assert example.splitlines()[0] in out
+
+
+@pytest.mark.parametrize(
+    ("command", "example"), [(name, example) for name in COMMANDS for example in COMMANDS[name].examples]
+)
+def test_the_examples_in_the_help_are_command_lines(command: str, example: str) -> None:
+    program, name, *flags = shlex.split(example)
+    assert (program, name) == (PROGRAM, command)
+    if "--resume=true" not in flags:  # that needs the run
+        COMMANDS[name].parse(COMMANDS[name].config_class, flags, f"{program} {name}").validate()
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

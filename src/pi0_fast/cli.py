@@ -97,12 +97,16 @@ def _demo(config: DemoConfig) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: one line about it, its configuration class (with `validate`), what it calls, and how it parses."""
+    """A subcommand: one line about it, its configuration class (with `validate`), what it calls, and how it parses.
+
+    `examples` are command lines for its help.
+    """
 
     summary: str
     config_class: type[Any]
     run: Callable[[Any], None]
     parse: Callable[[type[Any], Sequence[str], str], Any] = parse
+    examples: tuple[str, ...] = ()
 
 
 COMMANDS = {
@@ -110,23 +114,56 @@ COMMANDS = {
         "Fit a FAST action tokenizer on a LeRobot dataset, measure it and save it.",
         TokenizerTrainingConfig,
         _train_tokenizer,
+        examples=(
+            "pi0-fast train-tokenizer --repo_id=user/my-dataset --action_horizon=16 --output_dir=my_tokenizer",
+            "pi0-fast train-tokenizer --repo_id=user/my-dataset --root=path/to/dataset --target_tokens=20",
+        ),
     ),
     "train": Command(
         "Train a pi0-FAST policy on a LeRobot dataset, from a checkpoint or from nothing.",
         TrainConfig,
         _train,
         parse_train,
+        examples=(
+            "pi0-fast train --dataset.repo_id=user/my-dataset --policy.path=lerobot/pi0fast-base \\\n"
+            "    --policy.chunk_size=16 --policy.n_action_steps=16 --output_dir=outputs/my_policy",
+            "pi0-fast train --resume=true --output_dir=outputs/my_policy",
+        ),
     ),
     "eval": Command(
         "Let a policy, or two, act in a simulator: success with intervals, times, videos.",
         EvalConfig,
         _evaluate,
         parse_eval,
+        examples=(
+            "pi0-fast eval --policy.path=outputs/my_policy/checkpoints/last/pretrained_model \\\n"
+            "    --env.type=metaworld --env.task=drawer-open-v3 --output_dir=outputs/eval/mine",
+            "pi0-fast eval --compare outputs/eval/mine outputs/eval/other",
+        ),
     ),
-    "inspect": Command("Report on a tokenizer or a dataset: tables, pictures, json.", InspectConfig, _inspect),
-    "record": Command("Record a simulator's scripted expert as a LeRobot dataset.", RecordConfig, _record),
+    "inspect": Command(
+        "Report on a tokenizer or a dataset: tables, pictures, json.",
+        InspectConfig,
+        _inspect,
+        examples=(
+            "pi0-fast inspect --repo_id=user/my-dataset",
+            "pi0-fast inspect --repo_id=user/my-dataset --tokenizer=my_tokenizer --output_dir=report",
+        ),
+    ),
+    "record": Command(
+        "Record a simulator's scripted expert as a LeRobot dataset.",
+        RecordConfig,
+        _record,
+        examples=(
+            "pi0-fast record --env.type=metaworld --env.task=drawer-open-v3 --env.fast_rendering \\\n"
+            "    --repo_id=local/drawer --root=drawer --n_episodes=80",
+        ),
+    ),
     "replay": Command(
-        "Execute a dataset's actions in the simulator again, also through a tokenizer.", ReplayConfig, _replay
+        "Execute a dataset's actions in the simulator again, also through a tokenizer.",
+        ReplayConfig,
+        _replay,
+        examples=("pi0-fast replay --repo_id=local/drawer --root=drawer --tokenizer=my_tokenizer",),
     ),
     "convert": Command(
         "Convert a pi0-FAST of openpi: convert --from openpi CHECKPOINT OUTPUT [flags].",
@@ -134,7 +171,12 @@ COMMANDS = {
         _convert,
         parse_convert,
     ),
-    "demo": Command("Record, fit, train and drive a small policy in a simulator: the whole story.", DemoConfig, _demo),
+    "demo": Command(
+        "Record, fit, train and drive a small policy in a simulator: the whole story.",
+        DemoConfig,
+        _demo,
+        examples=("pi0-fast demo", "pi0-fast demo --quick --tasks=drawer-open-v3,drawer-close-v3 --output_dir=two_tasks"),
+    ),
 }
 
 
@@ -181,7 +223,7 @@ def _run(arguments: list[str]) -> None:
         raise UsageError(f"unknown command {name!r}; {hint}")
     command, program = COMMANDS[name], f"{PROGRAM} {name}"
     if "--help" in flags or "-h" in flags:
-        print(help_text(command.config_class, program, command.summary), end="")
+        print(help_text(command.config_class, program, command.summary, command.examples), end="")
         return
     config = command.parse(command.config_class, flags, program)
     config.validate()

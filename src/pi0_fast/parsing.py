@@ -508,12 +508,21 @@ def given_texts(config_class: type[Any], argv: Sequence[str], program: str) -> d
     }
 
 
-def help_text(config_class: type[Any], program: str, summary: str) -> str:
-    """Usage, and every flag with its type, explanation and default, grouped; at most 100 columns wide."""
+def help_text(config_class: type[Any], program: str, summary: str, examples: Sequence[str] = ()) -> str:
+    """Usage, examples, and every flag with its type, explanation and default, grouped; at most 100 columns wide.
+
+    Args:
+        config_class: whose fields are the flags.
+        program: what is typed before the flags.
+        summary: what it does.
+        examples: whole command lines, in which a line ends in a backslash where the next one belongs to it.
+    """
     flags = flags_of(config_class)
     required = [flag for flag in flags.values() if flag.default is MISSING]
-    usage = " ".join([f"usage: {program}", *(f"--{f.name} {type_name(f.kind).upper()}" for f in required), "[flags]"])
+    usage = " ".join([f"usage: {program}", *(f"--{f.name} {_simplest(f.kind)}" for f in required), "[flags]"])
     lines = [usage, "", *textwrap.wrap(summary, _HELP_WIDTH)]
+    if examples:
+        lines += ["", "For example:", *(textwrap.indent(example, "  ") for example in examples)]
     groups: dict[str, list[Flag]] = {}
     for flag in flags.values():
         groups.setdefault(flag.group, []).append(flag)
@@ -534,6 +543,11 @@ def help_text(config_class: type[Any], program: str, summary: str) -> str:
     )
     lines += ["", *textwrap.wrap(closing, _HELP_WIDTH)]
     return "\n".join(lines) + "\n"
+
+
+def _simplest(kind: Any) -> str:
+    """The first kind of value that a flag takes, for the line of usage."""
+    return type_name(kind).partition(" or ")[0].upper()
 
 
 def _explanation(flag: Flag) -> str:
