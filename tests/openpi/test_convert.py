@@ -531,3 +531,20 @@ def test_memory_stays_near_one_copy(tmp_path: Path, tokenizer: Path, monkeypatch
     used = int(done.stdout.splitlines()[-1])
     print(f"\n{used / size:.2f} times the weights of {size / 1e9:.2f} GB")
     assert used < 1.25 * size
+
+
+def test_errors_name_the_flags_of_this_command(
+    checkpoint: Path,
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    given = arguments(checkpoint, tmp_path / "out", tokenizer)
+    given[given.index("--text_tokenizer=byte")] = "--text_tokenizer=nobody/nothing"
+    assert main(given) == 1
+    message = capsys.readouterr().err
+    assert "as --text_tokenizer" in message
+    assert "--policy" not in message

@@ -19,6 +19,7 @@ from pi0_fast.actions.normalize import NormalizationMode
 from pi0_fast.checkpoint import DTYPES, with_tokenizers, write_checkpoint
 from pi0_fast.convert_config import CAMERA_PREFIX, ConvertConfig
 from pi0_fast.display import progress, say
+from pi0_fast.flag_names import flags_named
 from pi0_fast.model.architecture import VARIANTS
 from pi0_fast.model.paligemma import PaliGemma
 from pi0_fast.openpi.filling import fill, lora_scale
@@ -61,6 +62,7 @@ class Conversion:
         return [(f"converted to {self.output}", [*self.decisions], ("what", "how", "from"))]
 
 
+@flags_named({"--policy.text_tokenizer_name": "--text_tokenizer"})
 def convert(config: ConvertConfig) -> Conversion:
     """Convert a checkpoint.
 
