@@ -126,7 +126,7 @@ def test_help_of_a_command(command: str, flag: str, capsys: pytest.CaptureFixtur
     ("command", "example"), [(name, example) for name in COMMANDS for example in COMMANDS[name].examples]
 )
 def test_the_examples_in_the_help_are_command_lines(command: str, example: str) -> None:
-    program, name, *flags = shlex.split(example)
+    program, name, *flags = shlex.split(example.replace("\\\n", " "))  # as a shell reads it
     assert (program, name) == (PROGRAM, command)
     if "--resume=true" not in flags:  # that needs the run
         COMMANDS[name].parse(COMMANDS[name].config_class, flags, f"{program} {name}").validate()

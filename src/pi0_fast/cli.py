@@ -175,7 +175,10 @@ COMMANDS = {
         "Record, fit, train and drive a small policy in a simulator: the whole story.",
         DemoConfig,
         _demo,
-        examples=("pi0-fast demo", "pi0-fast demo --quick --tasks=drawer-open-v3,drawer-close-v3 --output_dir=two_tasks"),
+        examples=(
+            "pi0-fast demo",
+            "pi0-fast demo --quick --tasks=drawer-open-v3,drawer-close-v3 --output_dir=two_tasks",
+        ),
     ),
 }
 
