@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pi0_fast import recording
+from pi0_fast import episode_workers, recording
 from pi0_fast.cli import main
 from pi0_fast.data import LeRobotWriter, open_dataset
 from pi0_fast.data.cameras import Cameras
@@ -25,7 +26,7 @@ from pi0_fast.record_config import RecordConfig
 from pi0_fast.recording import record
 from pi0_fast.sims import make
 from pi0_fast.simulation_config import EnvConfig
-from pi0_fast.types import SimulatorError, UsageError
+from pi0_fast.types import DatasetError, SimulatorError, UsageError
 
 pytest.importorskip("av")
 pytest.importorskip("PIL")
@@ -242,11 +243,59 @@ def test_two_at_once(tmp_path: Path) -> None:
         record(config(tmp_path / "it"))
 
 
-def test_a_process_that_dies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fault = {"fault": "crash", "fault_seed": 2}
-    with pytest.raises(SimulatorError, match="a process that ran episodes died"):
-        record(config(tmp_path / "it", num_workers=1, options=fault))
-    assert "not finished: 2 episodes are kept in" in capsys.readouterr().err
+def test_a_simulator_that_takes_its_process_with_it_fails_its_episode_only(tmp_path: Path) -> None:
+    """And what others were doing in other processes is not lost: the rest is as without that seed."""
+    fault = {"fault": "crash", "fault_step": 2, "fault_seed": 1}
+    made = record(config(tmp_path / "it", num_workers=2, n_episodes=3, options=fault))
+    (task,) = made.tasks
+    assert [outcome.seed for outcome in task.kept] == [0, 2, 3]
+    (lost,) = task.dropped
+    assert (lost.seed, str(lost.reason)[:49]) == (1, "the process that ran seed 1 of reach-green died t")
+    assert "died twice" in str(made.tables()[1])
+    listed = json.loads((tmp_path / "it/meta/recording.json").read_text())
+    assert [entry["seed"] for entry in listed["dropped"]] == [1]
+
+
+def test_an_episode_does_not_depend_on_what_broke_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A simulator that has raised is built anew, as in another process."""
+    made: list[Any] = []
+    usual = episode_workers.make
+
+    def noting(**arguments: Any) -> Any:
+        made.append(usual(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(episode_workers, "make", noting)
+    fault = {"fault": "raise", "fault_step": 2, "fault_seed": 1}
+    record(config(tmp_path / "it", n_episodes=3, options=fault))
+    assert [simulator._seed for simulator in made] == [1, 3]  # the last seed of each
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"strange": 1}', "null"])
+@pytest.mark.parametrize("name", ["settings.json", "task-000/seed-0000000000/outcome.json"])
+def test_what_a_crash_of_the_machine_damaged_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording, "_add", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        record(config(tmp_path / "it"))
+    (recording._Store(tmp_path / "it").path / name).write_text(content)
+    with pytest.raises((DatasetError, UsageError), match=r"damaged|was begun with|begin anew"):
+        record(config(tmp_path / "it", resume=True))
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recording, "_put", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*pi0-fast-recording/task-000/seed-0000000000"):
+        record(config(tmp_path / "it"))
 
 
 def test_a_kill_leaves_no_process_and_loses_nothing(tmp_path: Path) -> None:

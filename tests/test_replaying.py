@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pi0_fast import replaying
 from pi0_fast.actions.chunks import ActionSelection
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.tokenizer import FastTokenizer
@@ -209,6 +210,24 @@ def test_states_of_other_quantities_are_not_compared(
     )
     assert found.summary["state_difference"] is None
     assert "are not those of the dataset (another size), so they are not compared" in capsys.readouterr().out
+
+
+def test_episodes_that_the_simulator_cuts_short_are_told_from_failures(
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = EnvConfig(type="toy", task="reach-green", max_steps=4)
+    replay(config(dataset, tmp_path, env=env, seeds=list(range(8))))
+    assert "the simulator ended episodes 0, 1, 2, 3, 4, 5, 6, 7 before all of their actions" in capsys.readouterr().err
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_work(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replaying, "_execute_all", lambda *_: pytest.fail("it was executed"))
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file/below"):
+        with pytest.raises(OSError, match="file"):
+            replay(config(dataset, place))
 
 
 def test_actions_of_another_robot(dataset: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import shutil
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -29,7 +28,7 @@ from pi0_fast.data import LeRobotWriter
 from pi0_fast.data.locate import INFO_FILE, lerobot_home
 from pi0_fast.data.video_encoding import encode_video
 from pi0_fast.display import Advance, progress, say, warn
-from pi0_fast.episode_workers import episode_workers, result_of, simulator_of
+from pi0_fast.episode_workers import ProcessDied, Task, Workers, close_simulator, episode_workers, simulator_of
 from pi0_fast.expert_episodes import (
     ACTION,
     EXECUTED,
@@ -42,9 +41,9 @@ from pi0_fast.expert_episodes import (
     run_episode,
 )
 from pi0_fast.record_config import RecordConfig
-from pi0_fast.sims import SimulatorSpec
+from pi0_fast.sims import Simulator, SimulatorSpec
 from pi0_fast.sims.protocol import STATE
-from pi0_fast.swap import check_place, finish_interrupted_swap
+from pi0_fast.swap import check_place, finish_interrupted_swap, in_use, naming
 from pi0_fast.types import DatasetError, Feature, SimulatorError, UsageError
 
 #: In `meta/`: how the dataset was made.
@@ -74,8 +73,16 @@ def perform(job: Job) -> Outcome:
     An exception of the simulator makes it a failed one; errors of settings and of the disk come through.
     """
     simulator = simulator_of(job.arguments)
-    spec = simulator.spec
     folder = job.folder.with_name(f"{job.folder.name}.part")
+    with naming(folder):
+        outcome = _performed(job, simulator, folder)
+        os.rename(folder, job.folder)
+    return outcome
+
+
+def _performed(job: Job, simulator: Simulator, folder: Path) -> Outcome:
+    """Run an episode and leave it in a folder."""
+    spec = simulator.spec
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     raw = {camera: folder / f"camera-{number}.raw" for number, camera in enumerate(spec.cameras)}
@@ -89,6 +96,7 @@ def perform(job: Job) -> Outcome:
         raise
     except Exception as error:  # counted, and shown with the failed ones
         outcome = Outcome(job.seed, reason=f"{type(error).__name__}: {error}")
+        close_simulator()  # in an unknown state by now: the next episode must not depend on what happened in this one
     finally:
         for sink in sinks.values():
             sink.close()
@@ -102,7 +110,18 @@ def perform(job: Job) -> Outcome:
         for path in raw.values():
             path.unlink()
     (folder / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-    os.rename(folder, job.folder)
+    return outcome
+
+
+def died(job: Job, reason: str) -> Outcome:
+    """An episode in which the simulator took its process with it: a failed one, which is not tried again."""
+    outcome = Outcome(job.seed, reason=reason)
+    folder = job.folder.with_name(f"{job.folder.name}.part")
+    shutil.rmtree(folder, ignore_errors=True)
+    with naming(folder):
+        folder.mkdir(parents=True)
+        (folder / "outcome.json").write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        os.rename(folder, job.folder)
     return outcome
 
 
@@ -129,7 +148,7 @@ class _Store:
     def alone(self) -> Iterator[None]:
         """Within the block no other process records to the same dataset."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with _locked(self.path):
+        with in_use(self.path, "recording to the same dataset"):
             yield
 
     def begin(self, settings: dict[str, Any], *, resume: bool, overwrite: bool) -> int:
@@ -141,7 +160,7 @@ class _Store:
         file = self.path / "settings.json"
         found = len(list(self.path.glob("task-*/seed-*/outcome.json")))
         if file.exists() and resume:
-            before = json.loads(file.read_text(encoding="utf-8"))
+            before = _read(file)
             # Through json, as what was read: tuples become lists.
             now = json.loads(json.dumps(settings))
             for name in sorted({*before, *now}):
@@ -170,28 +189,29 @@ class _Store:
         """Of a finished episode."""
         if not folder.is_dir():
             return None
-        return Outcome(**json.loads((folder / "outcome.json").read_text(encoding="utf-8")))
+        file = folder / "outcome.json"
+        try:
+            return Outcome(**_read(file))
+        except TypeError as error:
+            raise DatasetError(f"{file} is damaged ({error}): delete {folder}, and go on with --resume=true") from error
 
     def remove(self) -> None:
         """Everything is in the dataset."""
         shutil.rmtree(self.path)
 
 
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
+def _read(file: Path) -> dict[str, Any]:
+    """A map that an interrupted recording left; DatasetError where a crash of the machine left something else."""
     try:
-        import fcntl
-    except ImportError:  # Windows: there nobody is kept out
-        yield
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise UsageError(f"another process is recording to the same dataset ({directory} is in use)") from error
-    finally:
-        os.close(descriptor)
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError(f"a map is expected, not {found!r}")
+    except (ValueError, FileNotFoundError) as error:
+        raise DatasetError(
+            f"{file} is damaged ({error}): delete {file.parent} and go on with --resume=true, or begin anew with "
+            "--overwrite"
+        ) from error
+    return found
 
 
 # --- all episodes -----------------------------------------------------------------------------------------------------
@@ -336,9 +356,9 @@ def versions() -> dict[str, str]:
 
 def _record_all(config: RecordConfig, root: Path, store: _Store) -> list[TaskRecording]:
     processes = worker_count(config.num_workers)
-    with episode_workers(processes) as executor:
+    with episode_workers(processes) as workers:
         tasks = [
-            TaskRecording(result_of(executor.submit(specification, config.env.arguments(task)), f"the start of {task}"))
+            TaskRecording(workers.submit(specification, config.env.arguments(task)).result(f"the start of {task}"))
             for task in config.env.tasks
         ]
         for task in tasks:
@@ -356,7 +376,7 @@ def _record_all(config: RecordConfig, root: Path, store: _Store) -> list[TaskRec
             progress("recording", config.n_episodes * len(tasks), "episodes") as advance,
         ):
             for number, task in enumerate(tasks):
-                _record_task(config, executor, processes, store, number, task, writer, advance)
+                _record_task(config, workers, processes, store, number, task, writer, advance)
             writer.add_metadata(RECORDING_FILE, _recording(config, tasks))
     return tasks
 
@@ -405,7 +425,7 @@ def _features(specs: Sequence[SimulatorSpec], config: RecordConfig) -> dict[str,
 
 def _record_task(
     config: RecordConfig,
-    executor: Executor,
+    workers: Workers,
     processes: int,
     store: _Store,
     number: int,
@@ -414,7 +434,7 @@ def _record_task(
     advance: Advance,
 ) -> None:
     """Episodes of one task, in the order of their seeds, until enough have succeeded."""
-    pending: deque[tuple[int, Outcome | Future[Outcome]]] = deque()
+    pending: deque[tuple[Job, Outcome | Task[Outcome]]] = deque()
     seed = config.seed
     while len(task.kept) < config.n_episodes:
         # Never more at once than are still needed: what is recorded does not depend on the number of processes.
@@ -426,12 +446,15 @@ def _record_task(
                 store.folder(number, seed),
                 config.video_codec if config.video else None,
             )
-            pending.append((seed, store.outcome(job.folder) or executor.submit(perform, job)))
+            pending.append((job, store.outcome(job.folder) or workers.submit(perform, job)))
             seed += 1
-        done, found = pending.popleft()
-        outcome = found if isinstance(found, Outcome) else result_of(found, f"seed {done} of {task.spec.task}")
+        job, found = pending.popleft()
+        try:
+            outcome = found if isinstance(found, Outcome) else found.result(f"seed {job.seed} of {task.spec.task}")
+        except ProcessDied as error:
+            outcome = died(job, str(error))
         if outcome.reason is None:
-            _add(store.folder(number, done), task.spec, writer)
+            _add(job.folder, task.spec, writer)
             task.kept.append(outcome)
             advance()
             continue
@@ -439,7 +462,7 @@ def _record_task(
         if len(task.dropped) > config.failure_limit:
             raise SimulatorError(
                 f"{len(task.dropped)} of {len(task.dropped) + len(task.kept)} episodes of {task.spec.task} failed, the "
-                f"last one (seed {done}): {outcome.reason}; see --noise_std, --env.max_steps and --max_failures"
+                f"last one (seed {job.seed}): {outcome.reason}; see --noise_std, --env.max_steps and --max_failures"
             )
 
 

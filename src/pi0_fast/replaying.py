@@ -21,12 +21,13 @@ from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import vector_feature, vector_values
 from pi0_fast.display import progress, say, warn
-from pi0_fast.episode_workers import episode_workers, result_of, simulator_of
+from pi0_fast.episode_workers import episode_workers, simulator_of
 from pi0_fast.expert_episodes import ACTION, EXECUTED
 from pi0_fast.record_config import ReplayConfig
 from pi0_fast.recording import RECORDING_FILE, versions, worker_count
 from pi0_fast.reports.intervals import wilson
 from pi0_fast.sims.protocol import STATE
+from pi0_fast.swap import naming
 from pi0_fast.types import DatasetError, UsageError
 
 FloatArray = npt.NDArray[np.float32]
@@ -307,11 +308,12 @@ def replay(config: ReplayConfig) -> ReplayResult:
     say(f"dataset        {config.repo_id} ({reader.version}) at {reader.root}, actions of {key!r}")
     loaded = None if config.tokenizer is None else _load_tokenizer(config, reader, key)
     episodes = list(_read(config, reader, key, starts, loaded))
+    path.parent.mkdir(parents=True, exist_ok=True)  # before the work: can it be written there?
     _execute_all(config, episodes)
     result = _summarise(config, reader, key, episodes, loaded, path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     content = {**result.summary, "episodes": result.episodes}
-    path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    with naming(path):
+        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     say(f"result         {path}")
     return result
 
@@ -350,15 +352,15 @@ def _execute_all(config: ReplayConfig, episodes: Sequence[_Episode]) -> None:
     runs += [(episode, True) for episode in episodes if episode.trip is not None]
     runs.sort(key=lambda run: str(run[0].start.arguments))  # each process keeps one simulator
     with (
-        episode_workers(worker_count(config.num_workers)) as executor,
+        episode_workers(worker_count(config.num_workers)) as workers,
         progress("replaying", len(runs), "episodes") as advance,
     ):
         futures = []
         for episode, decoded in runs:
             actions = episode.trip.actions if decoded and episode.trip is not None else episode.actions
-            futures.append(executor.submit(execute, episode.start.arguments, episode.start.seed, actions))
+            futures.append(workers.submit(execute, episode.start.arguments, episode.start.seed, actions))
         for (episode, decoded), future in zip(runs, futures, strict=True):
-            found = result_of(future, f"episode {episode.index}")
+            found = future.result(f"episode {episode.index}")
             if decoded:
                 episode.decoded = found
             else:
@@ -447,6 +449,15 @@ def _tell(episodes: Sequence[_Episode], summary: Mapping[str, Any]) -> None:
             f"({difference['dimension']}, episode {difference['episode']}, frame {difference['frame']})"
         )
     failed = [episode.index for episode in episodes if episode.raw is not None and episode.raw.success_step is None]
+    cut = [
+        episode.index
+        for episode in episodes
+        if episode.raw is not None and episode.raw.success_step is None and episode.raw.steps < len(episode.actions)
+    ]
+    if cut:
+        warn(
+            f"the simulator ended episodes {_shown(cut)} before all of their actions were executed: see --env.max_steps"
+        )
     if failed:
         warn(
             f"the recorded actions do not succeed in episodes {_shown(failed)}: before a policy is blamed, look for "
