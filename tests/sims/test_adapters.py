@@ -40,13 +40,15 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     ("env_type", "module", "line"),
     [
         ("metaworld", "metaworld", "metaworld is not installed: pip install 'pi0-fast[metaworld]'"),
+        ("libero", "libero", "hf-libero is not installed: pip install 'pi0-fast[libero]'"),
         ("pusht", "gym_pusht", "gym-pusht is not installed: pip install 'pi0-fast[pusht]'"),
         ("aloha", "gym_aloha", "gym-aloha is not installed: pip install 'pi0-fast[aloha]'"),
         ("gym", "gymnasium", "gymnasium is not installed: pip install 'pi0-fast[gym]'"),
     ],
 )
 def test_a_missing_package_is_one_line_with_the_remedy(env_type: str, module: str, line: str) -> None:
-    task = {"metaworld": "reach-v3", "pusht": "PushT-v0", "aloha": "AlohaInsertion-v0", "gym": "Pendulum-v1"}[env_type]
+    tasks = {"metaworld": "reach-v3", "libero": "libero_object/0", "pusht": "PushT-v0", "aloha": "AlohaInsertion-v0"}
+    task = tasks.get(env_type, "Pendulum-v1")
     code = (
         f"import sys, os; os.environ['MUJOCO_GL'] = 'egl'\n"
         "class Hidden:\n"

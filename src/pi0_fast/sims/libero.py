@@ -60,6 +60,9 @@ USUAL_CAMERAS = ("image", "image2")
 NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float64)  # LeRobot's: with an open gripper
 #: Shapes that only physics sees are in this group; robosuite does not draw them.
 _COLLISION_GROUP = 0
+#: What of the world's state a picture shows: where bodies, shapes, sites, cameras and lights are.
+_DRAWN = ("qpos", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat")
+_DRAWN += ("cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 _FLIPS = {"both": (slice(None), slice(None, None, -1)), "height": (slice(None), slice(None))}
 _FLIPS["none"] = (slice(None, None, -1), slice(None))
 
@@ -109,7 +112,8 @@ class LiberoSimulator:
             model, data = self._model, self._environment.sim.data._data
             if self._seen_model is not model:
                 self._seen, self._seen_model = mujoco.MjData(model), model
-            mujoco.mj_copyData(self._seen, model, data)
+            for name in _DRAWN:
+                getattr(self._seen, name)[:] = getattr(data, name)
             return 0.0
 
         look.__modality__ = "look"  # type: ignore[attr-defined]

