@@ -40,7 +40,7 @@ _FEW = 6
 #: Bounds are kept for what is left of entries with up to this many coefficients that are not 0.
 _COUNTED = 4
 #: How often the errors of a dimension that is beyond its bound are made four times as dear.
-_MOST_ROUNDS = 16
+_MOST_ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -130,17 +130,7 @@ def path_tables(vocabulary: Vocabulary) -> PathTables:
                 symbols.append(value)
         exits.append(len(runs))
     children.append(len(states))
-    reach, nonzero, own_reach, own_nonzero = np.zeros((4, len(runs)), np.int32)
-    for number in range(len(states) - 1, -1, -1):
-        longest = most = 0
-        for e in range(exits[number + 1] - 1, exits[number] - 1, -1):
-            own_reach[e] = runs[e]
-            for child in range(children[e], children[e + 1]):
-                begin, further = exits[child], exits[child] < exits[child + 1]
-                own_reach[e] = max(own_reach[e], runs[e] + 1 + (reach[begin] if further else 0))
-                own_nonzero[e] = max(own_nonzero[e], 1 + (nonzero[begin] if further else 0))
-            longest, most = max(longest, own_reach[e]), max(most, own_nonzero[e])
-            reach[e], nonzero[e] = longest, most
+    reach, nonzero, own_reach, own_nonzero = _reaches(exits, runs, children)
     expansions, ids = list(entries), list(entries.values())
     numbers = {expansion: number for number, expansion in enumerate(expansions)}
     return PathTables(
@@ -160,6 +150,22 @@ def path_tables(vocabulary: Vocabulary) -> PathTables:
         ids=np.array([i for row in ids for i in row], np.int32),
         longer=np.array([numbers.get((0, *expansion), -1) for expansion in expansions], np.int32),
     )
+
+
+def _reaches(exits: list[int], runs: list[int], children: list[int]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """`reach`, `nonzero`, `own_reach` and `own_nonzero` of `PathTables`."""
+    reach, nonzero, own_reach, own_nonzero = np.zeros((4, len(runs)), np.int32)
+    for state in range(len(exits) - 2, -1, -1):
+        longest = most = 0
+        for e in range(exits[state + 1] - 1, exits[state] - 1, -1):
+            own_reach[e] = runs[e]
+            for child in range(children[e], children[e + 1]):
+                begin, further = exits[child], exits[child] < exits[child + 1]
+                own_reach[e] = max(own_reach[e], runs[e] + 1 + (reach[begin] if further else 0))
+                own_nonzero[e] = max(own_nonzero[e], 1 + (nonzero[begin] if further else 0))
+            longest, most = max(longest, own_reach[e]), max(most, own_nonzero[e])
+            reach[e], nonzero[e] = longest, most
+    return reach, nonzero, own_reach, own_nonzero
 
 
 def _bounds(rows: list[tuple[int, ...]]) -> IntArray:
@@ -263,129 +269,150 @@ def _round(x, symbols, begin, end, zero):  # type: ignore[no-untyped-def]
     return place
 
 
-@kernel
-def _cheapest_rows(  # type: ignore[no-untyped-def]
-    rows, rate, weights, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends,
-    value_bounds, values, id_bounds, ids, longer, out, counts, coefficients, costs,
-):  # fmt: skip
-    """See `cheapest_rows`. Returns how many ids were written."""
-    size = rows.shape[1]
-    nearest = np.empty(size, np.float64)  # the squared error of rounding
-    zeroed = np.empty(size + 1, np.float64)  # what setting all before each place to 0 costs
-    togo = np.empty(size + 1, np.float64)  # the least cost from each place to the end
-    least = np.empty(size + 1, np.float64)  # the least `togo` from the place after the current one to each
-    # [q, j]: at least this, less `zeroed` at j, is what the rest of an entry with q more coefficients that are not 0
-    # costs from j on, and all after it.
-    ahead = np.empty((_COUNTED + 1, size + 1), np.float64)
-    lifted = np.empty(size, np.float64)  # what setting a coefficient to something else than 0 costs at least
-    chosen, alone = np.empty(size, np.int32), np.empty(size, np.int32)
-    stack_state, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
-    stack_cost = np.empty(len(symbols), np.float64)
-    weighted = weights.shape[0] > 0
+@inlined
+def _begin_row(  # type: ignore[no-untyped-def]
+    row, weights, exits, runs, entries, children, symbols, ends, nearest, zeroed, lifted, alone
+):
+    """Fill in what is known of a row before the search; see `_cheapest_rows`."""
     zero = np.int32(-1)  # the entry of a 0 alone
     for e in range(exits[0], exits[1]):
         if runs[e] == 1:
             zero = entries[e]
     first, last = np.int64(0), np.int64(0)
-    if runs[exits[0]] == 0:
-        first, last = np.int64(children[exits[0]]), np.int64(children[exits[0] + 1])
-    written = 0
-    for n in range(len(rows)):
-        row = rows[n]
-        zeroed[0] = 0.0
-        for j in range(size):
-            x = np.float64(row[j])
-            weight = np.float64(weights[n, j]) if weighted else 1.0
-            place = _round(x, symbols, first, last, zero >= 0)
-            nearest[j] = (x - symbols[place]) ** 2 if place >= 0 else x * x
-            alone[j] = ends[place] if place >= 0 else zero
-            lifted[j] = 0.0 if place >= 0 else weight * max(0.0, 1.0 - 2.0 * abs(x))
-            zeroed[j + 1] = zeroed[j] + weight * (x * x - nearest[j])
-        togo[size], least[size], ahead[:, size] = 0.0, 0.0, zeroed[size]
-        for i in range(size - 1, -1, -1):
-            ahead[:, i] = -np.inf
-            choice = alone[i]  # a way that is always there
-            best = rate * (id_bounds[choice + 1] - id_bounds[choice]) + togo[i + 1]
-            if i + 1 < size:
-                entry = longer[chosen[i + 1]]
-                if entry >= 0:  # along a run of zeros the best entry often ends where it did
-                    more = (
-                        id_bounds[entry + 1]
-                        - id_bounds[entry]
-                        - id_bounds[chosen[i + 1] + 1]
-                        + id_bounds[chosen[i + 1]]
-                    )
-                    total = zeroed[i + 1] - zeroed[i] + togo[i + 1] + rate * more
+    if runs[0] == 0:
+        first, last = np.int64(children[0]), np.int64(children[1])
+    zeroed[0] = 0.0
+    for j in range(len(row)):
+        x = np.float64(row[j])
+        weight = np.float64(weights[j]) if len(weights) > 0 else 1.0
+        place = _round(x, symbols, first, last, zero >= 0)
+        nearest[j] = (x - symbols[place]) ** 2 if place >= 0 else x * x
+        alone[j] = ends[place] if place >= 0 else zero
+        lifted[j] = 0.0 if place >= 0 else weight * max(0.0, 1.0 - 2.0 * abs(x))
+        zeroed[j + 1] = zeroed[j] + weight * (x * x - nearest[j])
+
+
+@inlined
+def _search_row(  # type: ignore[no-untyped-def]
+    row, weights, rate, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends, id_bounds,
+    longer, nearest, zeroed, lifted, alone, togo, least, ahead, chosen, stack_state, stack_place, stack_cost,
+):  # fmt: skip
+    """Fill `togo` and `chosen`, from the last place to the first; see `_cheapest_rows`.
+
+    One piece, as its loops hand everything to each other: cut into steps, even inlined ones, it takes 2.5 times as long.
+    """
+    size = len(row)
+    togo[size], least[size], ahead[:, size] = 0.0, 0.0, zeroed[size]
+    for i in range(size - 1, -1, -1):
+        ahead[:, i] = -np.inf
+        choice = alone[i]  # a way that is always there
+        best = rate * (id_bounds[choice + 1] - id_bounds[choice]) + togo[i + 1]
+        if i + 1 < size:
+            entry = longer[chosen[i + 1]]
+            if entry >= 0:  # along a run of zeros the best entry often ends where it did
+                more = id_bounds[entry + 1] - id_bounds[entry] - id_bounds[chosen[i + 1] + 1] + id_bounds[chosen[i + 1]]
+                total = zeroed[i + 1] - zeroed[i] + togo[i + 1] + rate * more
+                if total < best:
+                    best, choice = total, entry
+        stack_state[0], stack_place[0], stack_cost[0] = 0, i, rate
+        depth = 1
+        while depth > 0:
+            depth -= 1
+            state, j, before = stack_state[depth], stack_place[depth], stack_cost[depth]
+            for e in range(exits[state], exits[state + 1]):
+                b = j + runs[e]
+                if b > size:
+                    break
+                cost = before + (zeroed[b] - zeroed[j])
+                q = nonzero[e]
+                if cost + least[min(j + reach[e], size)] >= best or (
+                    q <= _COUNTED and before - zeroed[j] + ahead[q, b] >= best
+                ):
+                    break  # through later exits it costs no less
+                entry = entries[e]
+                if entry >= 0:
+                    total = cost + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b]
                     if total < best:
                         best, choice = total, entry
-            stack_state[0], stack_place[0], stack_cost[0] = 0, i, rate
-            depth = 1
-            while depth > 0:
-                depth -= 1
-                state, j, before = stack_state[depth], stack_place[depth], stack_cost[depth]
-                for e in range(exits[state], exits[state + 1]):
-                    b = j + runs[e]
-                    if b > size:
-                        break
-                    cost = before + (zeroed[b] - zeroed[j])
-                    q = nonzero[e]
-                    if cost + least[min(j + reach[e], size)] >= best or (
-                        q <= _COUNTED and before - zeroed[j] + ahead[q, b] >= best
-                    ):
-                        break  # through later exits it costs no less
-                    entry = entries[e]
-                    if entry >= 0:
-                        total = cost + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b]
-                        if total < best:
-                            best, choice = total, entry
-                    begin, end = children[e], children[e + 1]
-                    if begin == end or b == size or cost + lifted[b] + least[min(j + own_reach[e], size)] >= best:
+                begin, end = children[e], children[e + 1]
+                if begin == end or b == size or cost + lifted[b] + least[min(j + own_reach[e], size)] >= best:
+                    continue
+                q = own_nonzero[e]
+                if q <= _COUNTED and cost + lifted[b] - zeroed[b + 1] + ahead[q - 1, b + 1] >= best:
+                    continue
+                x = np.float64(row[b])
+                weight = np.float64(weights[b]) if len(weights) > 0 else 1.0
+                middle = np.int64(begin)
+                if end - begin > _FEW:
+                    middle = _at_least(symbols, begin, end, np.int64(np.rint(x)))
+                step, child = np.int64(1), middle
+                while True:
+                    # From the middle upwards, then from below the middle downwards, until it is too far.
+                    if child == end or child < begin:
+                        if step < 0 or middle == begin:
+                            break
+                        step, child = np.int64(-1), middle - 1
                         continue
-                    q = own_nonzero[e]
-                    if q <= _COUNTED and cost + lifted[b] - zeroed[b + 1] + ahead[q - 1, b + 1] >= best:
-                        continue
-                    x = np.float64(row[b])
-                    weight = np.float64(weights[n, b]) if weighted else 1.0
-                    middle = np.int64(begin)
-                    if end - begin > _FEW:
-                        middle = _at_least(symbols, begin, end, np.int64(np.rint(x)))
-                    step, child = np.int64(1), middle
-                    while True:
-                        # From the middle upwards, then from below the middle downwards, until it is too far.
-                        if child == end or child < begin:
-                            if step < 0 or middle == begin:
-                                break
-                            step, child = np.int64(-1), middle - 1
+                    more = cost + weight * ((x - symbols[child]) ** 2 - nearest[b])
+                    if more + least[size] >= best:
+                        if end - begin > _FEW:  # farther ones cost more
+                            child = np.int64(end) if step > 0 else np.int64(begin - 1)
                             continue
-                        more = cost + weight * ((x - symbols[child]) ** 2 - nearest[b])
-                        if more + least[size] >= best:
-                            if end - begin > _FEW:  # farther ones cost more
-                                child = np.int64(end) if step > 0 else np.int64(begin - 1)
+                    else:
+                        entry = ends[child]
+                        if entry >= 0:
+                            total = more + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b + 1]
+                            if total < best:
+                                best, choice = total, entry
+                        onward = exits[child]
+                        if onward < exits[child + 1] and more + least[min(b + 1 + reach[onward], size)] < best:
+                            q = nonzero[onward]
+                            if q <= _COUNTED and more - zeroed[b + 1] + ahead[q, b + 1] >= best:
+                                child += step
                                 continue
-                        else:
-                            entry = ends[child]
-                            if entry >= 0:
-                                total = more + rate * (id_bounds[entry + 1] - id_bounds[entry] - 1) + togo[b + 1]
-                                if total < best:
-                                    best, choice = total, entry
-                            onward = exits[child]
-                            if onward < exits[child + 1] and more + least[min(b + 1 + reach[onward], size)] < best:
-                                q = nonzero[onward]
-                                if q <= _COUNTED and more - zeroed[b + 1] + ahead[q, b + 1] >= best:
-                                    child += step
-                                    continue
-                                stack_state[depth], stack_place[depth], stack_cost[depth] = child, b + 1, more
-                                depth += 1
-                        child += step
-            togo[i], chosen[i], least[i] = best, choice, best
-            ahead[0, i] = min(ahead[0, i + 1], zeroed[i] + best)
-            for q in range(1, _COUNTED + 1):
-                lifting = zeroed[i] + lifted[i] - zeroed[i + 1] + ahead[q - 1, i + 1]
-                ahead[q, i] = min(ahead[q, i + 1], ahead[0, i], lifting)
-            j = i + 1
-            while j <= size and least[j] > best:
-                least[j] = best
-                j += 1
+                            stack_state[depth], stack_place[depth], stack_cost[depth] = child, b + 1, more
+                            depth += 1
+                    child += step
+        togo[i], chosen[i], least[i] = best, choice, best
+        ahead[0, i] = min(ahead[0, i + 1], zeroed[i] + best)
+        for q in range(1, _COUNTED + 1):
+            lifting = zeroed[i] + lifted[i] - zeroed[i + 1] + ahead[q - 1, i + 1]
+            ahead[q, i] = min(ahead[q, i + 1], ahead[0, i], lifting)
+        j = i + 1
+        while j <= size and least[j] > best:
+            least[j] = best
+            j += 1
+
+
+@kernel
+def _cheapest_rows(  # type: ignore[no-untyped-def]
+    rows, rate, weights, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends,
+    value_bounds, values, id_bounds, ids, longer, out, counts, coefficients, costs,
+):  # fmt: skip
+    """See `cheapest_rows`. Returns how many ids were written.
+
+    What is known of a row: `nearest` [L], the squared error of rounding; `zeroed` [L + 1], what setting all before each
+    place to 0 costs; `lifted` [L], what setting a coefficient to something else than 0 costs at least; `alone` [L], the
+    entry of the rounded coefficient alone. What is found: `togo` [L + 1], the least cost from each place to the end;
+    `chosen` [L], the entry that it begins with. Bounds: `least` [L + 1], the least `togo` of all from the place after
+    the current one up to each; ahead[q, j] less zeroed[j], what it costs at least from j to the end if an entry goes on
+    there that has up to q more coefficients other than 0.
+    """
+    size = rows.shape[1]
+    nearest, zeroed, lifted = np.empty(size), np.empty(size + 1), np.empty(size)
+    togo, least, ahead = np.empty(size + 1), np.empty(size + 1), np.empty((_COUNTED + 1, size + 1))
+    chosen, alone = np.empty(size, np.int32), np.empty(size, np.int32)
+    stack_state, stack_place = np.empty(len(symbols), np.int32), np.empty(len(symbols), np.int32)
+    stack_cost = np.empty(len(symbols))
+    written = 0
+    for n in range(len(rows)):
+        row, factors = rows[n], weights[min(n, len(weights) - 1)]
+        _begin_row(row, factors, exits, runs, entries, children, symbols, ends, nearest, zeroed, lifted, alone)
+        _search_row(
+            row, factors, rate, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends,
+            id_bounds, longer, nearest, zeroed, lifted, alone, togo, least, ahead, chosen,
+            stack_state, stack_place, stack_cost,
+        )  # fmt: skip
         costs[n] = togo[0]
         i, begun = 0, written
         while i < size:
@@ -432,7 +459,7 @@ def cheapest_rows(
     out = np.empty(rows.size * tables.most_ids, np.int32)
     counts = np.empty(count, np.int32)
     coefficients, costs = np.empty((count, size), np.int32), np.empty(count, np.float64)
-    factors = np.empty((0, size), np.float32) if weights is None else weights
+    factors = np.empty((1, 0), np.float32) if weights is None else weights
     written = _cheapest_rows(
         rows, float(rate_weight), factors,
         tables.exits, tables.runs, tables.entries, tables.reach, tables.nonzero, tables.own_reach,
