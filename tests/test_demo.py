@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -123,6 +124,38 @@ def test_an_interrupted_demo_can_be_replaced(tmp_path: Path) -> None:
     demo._check_output(tmp_path, overwrite=True)
     demo._begin(tmp_path, TOY)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["architecture.json", "demo.json"]
+
+
+@pytest.mark.parametrize(
+    "left",
+    [
+        ".dataset.pi0-fast-recording",
+        ".tokenizer.pi0-fast-tmp-a-1-b",
+        ".policy.pi0-fast-new",
+        ".evaluation.pi0-fast-old",
+    ],
+)
+def test_what_a_kill_left_of_a_command_is_replaced(tmp_path: Path, left: str) -> None:
+    begun(tmp_path)
+    (tmp_path / left).mkdir()
+    (tmp_path / left / "file").write_text("half")
+    demo._check_output(tmp_path, overwrite=True)
+    demo._begin(tmp_path, TOY)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["architecture.json", "demo.json"]
+
+
+def test_a_kill_while_an_earlier_demo_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun(tmp_path)
+    (tmp_path / "demo.html").write_text("of before")
+
+    def killed(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            demo._begin(tmp_path, TOY)
+    demo._check_output(tmp_path, overwrite=True)
 
 
 @pytest.mark.parametrize("name", ["demo.json", "dataset/meta/info.json", "notes.txt"])

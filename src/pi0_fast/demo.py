@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -52,6 +53,8 @@ OWN = (
         "demo.png",
     ),
 )
+#: Beside these, what commands leave that were killed: directories that are not finished, and interrupted recordings.
+_LEFT_BY_A_KILL = re.compile(rf"\.({'|'.join(map(re.escape, OWN))})\.pi0-fast-.+")
 REPO_ID = "local/demo"
 #: Runs the arguments of a command line; what it raises ends the demo.
 Command = Callable[[Sequence[str]], None]
@@ -275,7 +278,7 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
     """Nothing but an earlier demo is replaced, and that only when asked."""
     if not output.exists():
         return
-    strange = [entry.name for entry in sorted(output.iterdir()) if entry.name not in OWN] if output.is_dir() else ["it"]
+    strange = [entry.name for entry in sorted(output.iterdir()) if not _is_own(entry)] if output.is_dir() else ["it"]
     if strange or not _is_demo(output):
         what = f"holds {strange[0]}, which no demo made" if output.is_dir() and strange else "exists and is no demo's"
         if output.is_dir() and not any(output.iterdir()):
@@ -283,6 +286,10 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{output} {what}: choose another --output_dir")
     if not overwrite:
         raise UsageError(f"{output} holds an earlier demo: pass --overwrite, or choose another --output_dir")
+
+
+def _is_own(entry: Path) -> bool:
+    return entry.name in OWN or _LEFT_BY_A_KILL.fullmatch(entry.name) is not None
 
 
 def _is_demo(output: Path) -> bool:
@@ -320,13 +327,13 @@ def _settle_renderer(env_type: str) -> None:
 def _begin(output: Path, plan: Plan) -> None:
     """An empty directory with the demo's mark, and the sizes of the model."""
     output.mkdir(parents=True, exist_ok=True)
-    for name in OWN:
-        place = output / name
+    # The mark first: what a kill leaves from here on can be replaced.
+    (output / RESULTS_FILE).write_text(json.dumps({**FORMAT, "finished": False}) + "\n", encoding="utf-8")
+    for place in [entry for entry in output.iterdir() if _is_own(entry) and entry.name != RESULTS_FILE]:
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
         else:
-            place.unlink(missing_ok=True)
-    (output / RESULTS_FILE).write_text(json.dumps({**FORMAT, "finished": False}) + "\n", encoding="utf-8")
+            place.unlink()
     heads = max(plan.width // 32, 1)
     sizes: dict[str, Any] = {
         "vision": {
