@@ -110,6 +110,21 @@ def test_tasks_of_one_object_are_told_apart_by_the_text(tmp_path: Path, capsys: 
     assert "--env.text=Move the dot to the blue square." in capsys.readouterr().out.replace("'", "")
 
 
+def test_the_story_does_not_go_on_with_half_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def stopped(arguments: Sequence[str]) -> None:
+        ran.append(arguments[0])
+        if arguments[0] == "train":  # a signal came after the first step
+            (tmp_path / "out/policy/checkpoints/000001").mkdir(parents=True)
+            (tmp_path / "out/policy/checkpoints/last").symlink_to("000001")
+
+    monkeypatch.setattr(demo, "_require_packages", lambda _: None)
+    with pytest.raises(UsageError, match="was stopped before its 3 steps"):
+        demo.tell(TOY, DemoConfig(output_dir=str(tmp_path / "out")), stopped)
+    assert ran == ["record", "train-tokenizer", "inspect", "train"]
+
+
 def begun(output: Path) -> None:
     """What an interrupted demo left behind."""
     demo._begin(output, TOY)

@@ -107,10 +107,19 @@ QUICK = replace(Plan(), episodes=40, steps=250, eval_episodes=20, free=False)
 
 @dataclass(frozen=True)
 class Chapter:
-    """A heading, and the command line below it (without the program's name)."""
+    """A heading, and the command line below it (without the program's name).
+
+    Attributes:
+        title: the heading.
+        arguments: the command line.
+        makes: of a training run: its directory within the demo's.
+        steps: of a training run: how many it has.
+    """
 
     title: str
     arguments: tuple[str, ...]
+    makes: str = ""
+    steps: int | None = None
 
 
 def run(config: DemoConfig, command: Command) -> None:
@@ -142,6 +151,8 @@ def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
         say(f"\n{number}. {chapter.title}\n\n{_shown(chapter.arguments)}\n")
         begun = time.perf_counter()
         command(chapter.arguments)
+        if chapter.steps is not None:
+            _check_trained(output / chapter.makes, chapter.steps)
         seconds[chapter.title] = time.perf_counter() - begun
     story = Story(
         title=f"{plan.env_type}, {', '.join(plan.tasks)}",
@@ -194,7 +205,12 @@ def chapters(plan: Plan, output: Path, config: DemoConfig) -> list[Chapter]:
                 f"--output_dir={output / 'tokenizer_report'}",
             ),
         ),
-        Chapter("Training a small pi0-FAST policy", _training(plan, output, config, blind=False)),
+        Chapter(
+            "Training a small pi0-FAST policy",
+            _training(plan, output, config, blind=False),
+            makes="policy",
+            steps=plan.steps * len(plan.tasks),
+        ),
         Chapter(
             f"Letting it act in {plan.eval_episodes} scenes{each} that it has never seen",
             (*_evaluation(plan, output, "policy", "evaluation"), tasks, "--save_videos=true"),
@@ -209,10 +225,18 @@ def chapters(plan: Plan, output: Path, config: DemoConfig) -> list[Chapter]:
         found.append(Chapter(f"The scenes of {task}, told to do {other}", (*told, f"--env.task={task}", text)))
     if config.blind:
         training = _training(plan, output, config, blind=True)
-        found.append(Chapter("Training the same policy without images", training))
+        title, steps = "Training the same policy without images", plan.steps * len(plan.tasks)
+        found.append(Chapter(title, training, makes="blind_policy", steps=steps))
         blind = _evaluation(plan, output, "blind_policy", "blind_evaluation")
         found.append(Chapter("Letting it act without seeing", (*blind, tasks)))
     return found
+
+
+def _check_trained(run: Path, steps: int) -> None:
+    """Training that a signal ends saves and ends well; the story must not go on with half a policy."""
+    last = (run / "checkpoints/last").resolve().name
+    if not last.isdigit() or int(last) != steps:
+        raise UsageError(f"the training in {run} was stopped before its {steps} steps, and with it the demo")
 
 
 def pairs_of_one_object(tasks: Sequence[str]) -> list[tuple[str, str]]:
