@@ -61,7 +61,18 @@ NOTHING = np.array([0, 0, 0, 0, 0, 0, -1], np.float64)  # LeRobot's: with an ope
 #: Shapes that only physics sees are in this group; robosuite does not draw them.
 _COLLISION_GROUP = 0
 #: What of the world's state a picture shows: where bodies, shapes, sites, cameras and lights are.
-_DRAWN = ("qpos", "xpos", "xquat", "xmat", "xipos", "ximat", "geom_xpos", "geom_xmat", "site_xpos", "site_xmat")
+_DRAWN: tuple[str, ...] = (
+    "qpos",
+    "xpos",
+    "xquat",
+    "xmat",
+    "xipos",
+    "ximat",
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+)
 _DRAWN += ("cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
 _FLIPS = {"both": (slice(None), slice(None, None, -1)), "height": (slice(None), slice(None))}
 _FLIPS["none"] = (slice(None, None, -1), slice(None))
