@@ -13,6 +13,7 @@ _WORDS = {
     "state_above": "values of the state lay above the range of normalisation",
     "clipped_values": "values of actions lay outside the range of normalisation and were clipped",
     "saturated_coefficients": "coefficients were larger than the action tokenizer can express and were cut off",
+    "over_error": "rows could not be kept within the action tokenizer's max_error and were encoded plainly",
     "padded_rows": "rows reached beyond the end of their episode and carried no loss",
     "steps_without_loss": "steps had no row with loss and changed nothing",
 }

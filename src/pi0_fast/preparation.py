@@ -139,6 +139,7 @@ class Preparation:
         counts["over_budget"] = prompt.report.over_budget
         counts["clipped_values"] = outside if self.processors.action.clip else 0
         counts["saturated_coefficients"] = int(info.saturations.sum())
+        counts["over_error"] = int(info.over_error.sum())
         counts["padded_rows"] = len(batch[STATE_KEY]) - (0 if weightless else len(kept))
         images, valid, cameras = self._images(batch, kept, device, counts)
         return Prepared(images, valid, prompt, states, counts, cameras)

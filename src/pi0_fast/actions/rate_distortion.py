@@ -294,12 +294,12 @@ def _begin_row(  # type: ignore[no-untyped-def]
 
 @inlined
 def _search_row(  # type: ignore[no-untyped-def]
-    row, weights, rate, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends, id_bounds,
-    longer, nearest, zeroed, lifted, alone, togo, least, ahead, chosen, stack_state, stack_place, stack_cost,
+    row, weights, rate, exits, runs, entries, reach, nonzero, own_reach, own_nonzero, children, symbols, ends,
+    id_bounds, longer, nearest, zeroed, lifted, alone, togo, least, ahead, chosen, stack_state, stack_place, stack_cost,
 ):  # fmt: skip
     """Fill `togo` and `chosen`, from the last place to the first; see `_cheapest_rows`.
 
-    One piece, as its loops hand everything to each other: cut into steps, even inlined ones, it takes 2.5 times as long.
+    One piece, as its loops hand everything to each other: cut into steps, even inlined ones, it is 2.5 times slower.
     """
     size = len(row)
     togo[size], least[size], ahead[:, size] = 0.0, 0.0, zeroed[size]
