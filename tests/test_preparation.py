@@ -340,6 +340,22 @@ def test_actions_outside_the_range_are_clipped_and_counted() -> None:
     assert other.counts["saturated_coefficients"] > 0
 
 
+def test_targets_are_encoded_as_the_tokenizer_says_and_rows_beyond_its_bound_are_counted() -> None:
+    tokenizer = action_tokenizer().bound(HORIZON, ACTION)
+    tokenizer.rate_weight, tokenizer.max_error = 2.0, 1e-6
+    prepared, batch = preparation(tokenizer=tokenizer), batch_of()
+    normalised = prepared.processors.action.apply(batch["action"].numpy())
+    assert prepared.training(batch).counts["over_error"] == len(normalised)
+    tokenizer.max_error = None
+    made = prepared.training(batch)
+    assert made.counts["over_error"] == 0
+    wanted = action_tokenizer().encode(normalised, rate_weight=2.0)
+    assert wanted != action_tokenizer().encode(normalised)
+    for row, ids in enumerate(wanted):
+        found = 1024 - 1 - 128 - made.prompt.ids[row][made.prompt.label[row]]
+        assert found[len(prepared.prompt.action_prefix_ids) : -2].tolist() == ids
+
+
 @pytest.mark.parametrize(("clip", "bin_"), [(True, 0), (False, -1)])
 def test_states_below_the_range(clip: bool, bin_: int) -> None:
     batch = batch_of(1)
