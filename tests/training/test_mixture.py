@@ -220,6 +220,48 @@ def test_a_run_saves_each_robot_and_resumes_to_the_last_bit(
     check_robots(tmp_path / "whole" / "checkpoints" / "last" / "pretrained_model", tmp_path)
 
 
+def test_a_run_that_begins_with_a_mixture_takes_the_parts_of_its_own_datasets(home: Path, tmp_path: Path) -> None:
+    """Not those of the checkpoint's first dataset, which would fit where robots have as many joints."""
+    build_dataset(tmp_path / "twin", (12, 15))  # as many dimensions, other values
+    both = {"dataset.repo_id": '["lab/arm","lab/twin"]', "dataset.state_key": "observation.state"}
+    both |= {"dataset.action_key": "action"}
+    roots = {"dataset.root": json.dumps([str(home / "data"), str(tmp_path / "twin")])}
+    made = run(home, tmp_path / "out", **both, **roots)
+    start = tmp_path / "start"
+    start.mkdir()
+    made.save_model(start)
+    prints = {each.member.name: each.policy.checkpoint().fingerprints() for each in made.datasets}
+    assert prints["lab_arm"]["action_tokenizer"] != prints["lab_twin"]["action_tokenizer"]
+
+    def begun(**flags: object) -> Run:
+        drop = ("--policy.type", "--policy.arch", "--policy.text", "--policy.auto", "--policy.fast")
+        text = [each for each in line(home, tmp_path / "x", **flags) if not each.startswith(drop)]
+        text.append(f"--policy.path={start}")
+        return set_up(parse_train(TrainConfig, text[1:], "pi0-fast train").resolved())
+
+    for again in (
+        begun(**both, **roots),
+        begun(**{**both, "dataset.repo_id": "lab/twin", "dataset.root": tmp_path / "twin"}),
+        begun(
+            **{**both, "dataset.repo_id": "lab/twin", "dataset.root": tmp_path / "twin"},
+            **{"policy.statistics": "checkpoint"},
+        ),
+    ):
+        for each in again.datasets:
+            assert each.policy.checkpoint().fingerprints() == prints[each.member.name]
+            (decision,) = (found for found in each.decisions if found.what == "action tokenizer")
+            assert decision.why == f"that of {each.member.name} there"
+    other = begun(**{**both, "dataset.repo_id": "lab/new", "dataset.root": tmp_path / "twin"})
+    (decision,) = (found for found in other.decisions if found.what == "action tokenizer")
+    assert decision.why == "that of lab_arm, the first dataset there"
+    with pytest.raises(PolicyError, match=r"fitted on 3 dimensions, and the actions of lab/push have 2 \(--policy\.au"):
+        begun()
+    shutil.rmtree(start / "robots" / "lab_twin" / "tokenizers" / "action")
+    shutil.copytree(start / "tokenizers" / "action", start / "robots" / "lab_twin" / "tokenizers" / "action")
+    with pytest.raises(PolicyError, match="twin/action tokenizer has the fingerprint"):
+        begun(**both, **roots)
+
+
 def check_report(file: Path, printed: str) -> None:
     content = json.loads(file.read_text())
     arm, push = content["mixture"]

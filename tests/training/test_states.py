@@ -126,6 +126,13 @@ def test_a_replacement_that_was_killed_half_way_is_finished(tmp_path: Path) -> N
     assert read_state(found).progress == {"new": True}
 
 
+def test_what_a_file_lacks_is_not_read_to_be_missed(tmp_path: Path) -> None:
+    found = read_state(save(Checkpoints(tmp_path, total_steps=20), 5)).tensors
+    assert all(name in found for name in TENSORS)
+    assert "another/master" not in found
+    assert set(found) == set(TENSORS)
+
+
 # --- before training ------------------------------------------------------------------------------------------------
 
 

@@ -236,7 +236,7 @@ def set_up(config: TrainConfig) -> Run:
     start = _Start.of(config)
     first, *others = _open_datasets(config, start)
     _check_pictures(config, [first, *others])
-    policy_config = _policy_config(config, start, first, device, decisions)
+    policy_config = _policy_config(config, start.of_dataset(first.member.name), first, device, decisions)
     if others and config.policy.statistics == "checkpoint":
         raise UsageError("--policy.statistics=checkpoint: a checkpoint has those of one dataset, and there are several")
     run = _run(config, first, policy_config, start, device, decisions, None)
@@ -289,8 +289,10 @@ def _run(
     if policy_config.use_relative_actions:
         decisions.append(Decision("relative actions", *relative_names(selection, policy_config, columns)))
     statistics = data_statistics(reader, columns, selection, data.training, horizon)
-    made = _Making(config, policy_config, start, data, statistics, device, decisions, first)
-    policy, stored = made.policy(), start.stored_statistics() if first is None else None
+    own_start = start.of_dataset(data.member.name)
+    made = _Making(config, policy_config, own_start, data, statistics, device, decisions, first)
+    known = first is None or own_start is not start
+    policy, stored = made.policy(), own_start.stored_statistics() if known else None
     return Run(config, data.member, policy, frames, held, reader, columns, statistics, stored, decisions)
 
 
@@ -380,10 +382,11 @@ def _open_datasets(config: TrainConfig, start: _Start) -> list[_Data]:
     readers = [open_dataset(member.repo_id, root=member.root, revision=member.revision) for member in members]
     if members[0].rename_is_shared:
         members = [_with_own_renames(member, reader, readers) for member, reader in zip(members, readers, strict=True)]
-    stored = start.config if start.keeps_cameras else None
-    columns = [
-        choose_columns(reader, member, stored, start.renames) for member, reader in zip(members, readers, strict=True)
-    ]
+    columns = []
+    for member, reader in zip(members, readers, strict=True):
+        own_start = start.of_dataset(member.name)
+        stored = own_start.config if start.keeps_cameras else None
+        columns.append(choose_columns(reader, member, stored, own_start.renames))
     cameras: dict[str, PolicyFeature] = {}
     for own, reader in zip(columns, readers, strict=True):
         for key, feature in own.inputs(reader).items():
@@ -487,12 +490,14 @@ class _Start:
         config: its settings as stored.
         details: its pi0_fast.json's.
         keeps_cameras: whether the policy's cameras are the checkpoint's.
+        whole: of the parts of one of several datasets (see `of_dataset`), the checkpoint that has the weights.
     """
 
     folder: Path | None
     config: PI0FastConfig | None
     details: dict[str, Any]
     keeps_cameras: bool
+    whole: Path | None = None
 
     @classmethod
     def of(cls, config: TrainConfig) -> _Start:
@@ -515,6 +520,23 @@ class _Start:
             )
         stored = lora.read_adapter_config(folder) if adapted else read_config(folder)
         return cls(folder, stored, read_details(folder), config.resume or options.path is not None)
+
+    def of_dataset(self, name: str) -> _Start:
+        """What the checkpoint holds for a dataset that it was trained on among others; else what it holds as a whole.
+
+        Without this, a robot would be trained on with the tokens, units and names of the checkpoint's first one.
+        """
+        if self.folder is None or name not in robots(self.folder)[1:]:
+            return self
+        folder = self.folder / ROBOTS / name
+        return _Start(folder, read_config(folder), read_details(folder), self.keeps_cameras, self.folder)
+
+    @property
+    def weights(self) -> Path:
+        """The checkpoint that has the weights."""
+        folder = self.whole or self.folder
+        assert folder is not None
+        return folder
 
     @property
     def renames(self) -> dict[str, str]:
@@ -750,7 +772,7 @@ class _Making:
             name = self.policy_config.action_tokenizer_name
             asked = self.config.policy.action_tokenizer_name is not None
             place = str(kept.get("action_tokenizer", name))
-            self.decisions.append(Decision("action tokenizer", place, "asked for" if asked else "not said otherwise"))
+            self.decisions.append(Decision("action tokenizer", place, "asked for" if asked else self._whose()))
         own: dict[str, Any] = {"text_tokenizer": text_tokenizer}
         if fitted is None:
             own["action_tokenizer"] = action_tokenizer
@@ -765,8 +787,19 @@ class _Making:
 
     def _check(self, found: Mapping[str, str]) -> None:
         """Whether what is taken of the checkpoint beside the weights belongs to them; see `check_fingerprints`."""
-        if self.start.folder is not None:
-            check_fingerprints(self.start.folder, found)
+        start = self.start
+        if start.whole is not None and start.folder is not None:
+            found = {f"{start.folder.name}/{kind}": fingerprint for kind, fingerprint in found.items()}
+        if start.folder is not None:
+            check_fingerprints(start.weights, found)
+
+    def _whose(self) -> str:
+        """Why the checkpoint's action tokenizer is taken: of several, which one."""
+        there = [] if self.start.folder is None else robots(self.start.weights)
+        name = self.data.member.name
+        if not there:
+            return "not said otherwise"
+        return f"that of {name} there" if name in there else f"that of {there[0]}, the first dataset there"
 
     def _auto_fit_hint(self) -> str:
         return " (--policy.auto_fit_fast_tokenizer=true fits one on this dataset)"
@@ -825,6 +858,7 @@ class _Making:
         else:
             statistics: dict[str, FeatureStatistics] = dict(self.statistics)
             if tokenizer.normalizer is not None:
+                self._check_size(tokenizer.normalizer.size)
                 statistics[ACTION_KEY] = tokenizer.normalizer
                 why = "those that the action tokenizer was fitted with"
                 self.decisions.append(Decision("statistics of the actions", str(tokenizer.normalizer.mode), why))
@@ -834,6 +868,13 @@ class _Making:
         inputs = {key: name for key, name in self.columns.renames.items() if key not in action}
         processors = processors.with_rename_map(inputs, config)
         return replace(processors, rename_map={**processors.rename_map, **action})
+
+    def _check_size(self, size: int) -> None:
+        if size != self.columns.action.shape[0]:
+            raise PolicyError(
+                f"the action tokenizer was fitted on {size} dimensions, and the actions of {self.data.member.repo_id} "
+                f"have {self.columns.action.shape[0]}{self._auto_fit_hint()}"
+            )
 
     def _stored_processors(self, config: PI0FastConfig) -> PolicyProcessors:
         processors = self.start.stored_processors()
@@ -867,8 +908,8 @@ class _Making:
             return weights.initialize(sizes, dtype, self.config.seed, device=self.device)
         if sizes is None:
             sizes = Architecture.variant(config.paligemma_variant)
-        self.decisions.append(Decision("weights", str(self.start.folder), "asked for"))
-        return weights.load(self.start.folder, sizes, dtype, self.device)
+        self.decisions.append(Decision("weights", str(self.start.weights), "asked for"))
+        return weights.load(self.start.weights, sizes, dtype, self.device)
 
 
 def _without(copies: Mapping[str, Path], kind: str) -> dict[str, Path]:

@@ -83,6 +83,9 @@ class _Stored(Mapping[str, Tensor]):
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 
+    def __contains__(self, name: object) -> bool:  # a mapping's own would read the tensor, and fail otherwise
+        return name in self.shapes
+
     def __len__(self) -> int:
         return len(self.shapes)
 
