@@ -5,8 +5,9 @@ ours is fitted at several scales for each rate weight, and its tokens are read o
 (logarithms, straight lines between the scales). Everything runs in this process; the published way encodes one chunk at
 a time, ours on all processors.
 
-    python benchmarks/rate_distortion.py --root DIR [DIR ...] --horizon 16 50 [--published DIR]
+    python benchmarks/rate_distortion.py [--root DIR ...] [--horizon 16 50] [--published DIR]
 
+Without `--root` the chunks are of a simulated robot of 26 joints.
 `--published`: the directory of a published tokenizer, such as FAST+, which is then encoded with at its own scale.
 """
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from pi0_fast import FastTokenizer
 from pi0_fast.actions.dct import ORDERS, Order
 from reference_twin import ReferenceTwin
-from tokenizer_speed import medians, recorded
+from tokenizer_speed import medians, recorded, simulated
 
 FloatArray = npt.NDArray[np.float32]
 SCALE, VOCAB_SIZE = 10.0, 1024
@@ -136,7 +137,7 @@ def published(directory: Path, sets: dict[str, FloatArray]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, nargs="+", required=True)
+    parser.add_argument("--root", type=Path, nargs="+", default=[None])
     parser.add_argument("--horizon", type=int, nargs="+", default=[16, 50], help="one for all sets, or several")
     parser.add_argument("--chunks", type=int, default=8000, help="fit on at most this many")
     parser.add_argument("--held_out", type=int, default=1000, help="measure on at most this many")
@@ -146,9 +147,10 @@ def main() -> None:
     found = []
     for root in arguments.root:
         for horizon in arguments.horizon:
-            _, fitted, chunks = recorded(root, horizon, arguments.chunks)
+            source = recorded(root, horizon, arguments.chunks) if root else simulated(horizon, arguments.chunks)
+            _, fitted, chunks = source
             chunks = np.ascontiguousarray(chunks[:: max(1, len(chunks) // arguments.held_out)][: arguments.held_out])
-            name = f"{root.name} {horizon}x{chunks.shape[2]}"
+            name = f"{root.name if root else 'simulated'} {horizon}x{chunks.shape[2]}"
             held[name] = chunks
             found.append(one_set(name, fitted, chunks))
     print("\ngeometric mean over the sets of tokens relative to the reference at its RMSE")
