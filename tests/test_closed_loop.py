@@ -271,6 +271,9 @@ def test_what_does_not_fit_is_named_on_both_sides() -> None:
         check_fit(config, {}, toy_spec(cameras={"observation.images.hand": (32, 32)}))
     with pytest.raises(PolicyError, match=r"those of toy reach-green are none"):
         check_fit(config, {}, toy_spec(cameras={}))
+    with pytest.raises(PolicyError, match=r"action is \(dx, dy\), that of .* is \(dy, dx\): the same in another order"):
+        check_fit(config, {}, toy_spec(action_names=("dy", "dx")))
+    check_fit(config, {}, toy_spec(action_names=("a", "b"), cameras={"observation.images.top": (32, 32)}))
     with pytest.raises(PolicyError, match=r"would become 'x'"):
         check_fit(config, {"observation.state": "x"}, toy_spec())
 

@@ -385,6 +385,13 @@ def test_nothing_is_overwritten_and_nothing_else_gone_on_with(stand_ins: dict[st
     (Path(path) / "pi0_fast.json").write_text((Path(path) / "pi0_fast.json").read_text() + " ")
     with pytest.raises(UsageError, match="still has changed since"):
         evaluated("--resume", f"--output_dir={tmp_path / 'out'}")
+    sizes = tmp_path / "sizes.json"  # what is named in place of the checkpoint's own is a part of it
+    prints = [module._fingerprint(Path(path)), module._fingerprint(Path(path), tmp_path / "none")]
+    for content in ("first", "second"):
+        sizes.write_text(content)
+        prints.append(module._fingerprint(Path(path), sizes))
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
     with (tmp_path / "out" / "episodes.jsonl").open("a") as file:
         file.write('{"kind": "episode", "policy": 0}\n')
     with pytest.raises(UsageError, match=r"episodes.jsonl, line 3 is damaged"):

@@ -147,6 +147,11 @@ def check_fit(config: PI0FastConfig, renames: Mapping[str, str], spec: Simulator
                 f"the policy's {what} has {size} dimensions{own}, that of {simulator} has {len(there)} "
                 f"({', '.join(there)}): the policy was trained on another robot, or on other columns"
             )
+        if names is not None and list(names) != list(there) and set(names) == set(there):
+            raise PolicyError(
+                f"the policy's {what} is ({', '.join(names)}), that of {simulator} is ({', '.join(there)}): the same "
+                "in another order, so that each would be taken for another"
+            )
     state_key = renames.get(STATE, STATE)
     if state_key != STATE:
         raise PolicyError(

@@ -92,7 +92,12 @@ def _evaluated(config: EvalConfig) -> EvaluationReport:
             "--compare: these are no two finished evaluations: give --env.type and --env.task to evaluate both policies"
         )
     preflight(config.env.type)
-    prints = [_fingerprint(find_checkpoint(path, revision=config.policy.pretrained_revision)) for path in config.paths]
+    other = [config.policy.architecture, config.policy.text_tokenizer_name, config.policy.action_tokenizer_name]
+    beside = [Path(name).expanduser() for name in other if name is not None]
+    prints = [
+        _fingerprint(find_checkpoint(path, revision=config.policy.pretrained_revision), *beside)
+        for path in config.paths
+    ]
     if len(config.paths) == 2:  # before the first episode: does the second one fit, too?
         fitted_environment(_load(config, config.paths[1]), config.simulation)
     with closing(_Folder(config)) as folder:
@@ -267,15 +272,17 @@ def _refuse_nothing_but_failures(report: EvaluationReport) -> None:
 # --- what was run ---------------------------------------------------------------------------------------------------
 
 
-def _fingerprint(folder: Path) -> str:
-    """A sha256 of the checkpoint's files and their names."""
+def _fingerprint(*places: Path) -> str:
+    """A sha256 of the files of a checkpoint, and of what else was named in place of its own, and of their names."""
     digest = hashlib.sha256()
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-    for path in sorted(files):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while piece := file.read(2**24):
-                digest.update(piece)
+    for place in places:
+        found = place.rglob("*") if place.is_dir() else [place]
+        for path in sorted(path for path in found if path.is_file() and not path.name.startswith(".")):
+            name = path.relative_to(place).as_posix()
+            digest.update(f"{name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while piece := file.read(2**24):
+                    digest.update(piece)
     return digest.hexdigest()
 
 

@@ -393,6 +393,36 @@ def test_no_step_may_follow_the_end_that_a_simulator_sets() -> None:
         simulator.step(np.array([20.0, 20.0]))
 
 
+@needs("gymnasium")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gym_actions_at_the_limits_are_within_them(dtype: str) -> None:
+    """Limits such as 0.1 are others in float32 and in float64, and an environment may check its own."""
+    code = f"""
+import gymnasium, numpy as np
+from pi0_fast import sims
+
+low, high = np.array([-0.1, -0.3]), np.array([0.1, 0.7])
+
+class Strict(gymnasium.Env):
+    metadata = {{"render_fps": 10}}
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,))
+    action_space = gymnasium.spaces.Box(low.astype({dtype!r}), high.astype({dtype!r}), dtype=np.{dtype})
+
+    def __init__(self, render_mode=None): pass
+    def reset(self, seed=None, options=None): return np.zeros(2), {{}}
+    def step(self, action):
+        assert action.dtype == {dtype!r} and self.action_space.contains(action), action.tolist()
+        return np.zeros(2), 0.0, False, False, {{"is_success": False}}
+
+gymnasium.register("Strict-v0", entry_point=Strict, max_episode_steps=9)
+simulator = sims.make("gym", "Strict-v0")
+simulator.reset(0)
+print([simulator.step(action).clipped for action in ([9, 9], [-9, -9], low / 2, high / 2)])
+"""
+    done = run(code)
+    assert done.stdout.strip() == "[True, True, False, False]", done.stderr
+
+
 @needs("gym_pusht")
 def test_gym_pictures_can_be_turned() -> None:
     turned = sims.make("gym", PUSHT, options=MAPPING | {"rotate": ["top"]})

@@ -108,7 +108,9 @@ class GymSimulator:
         """One step; `info` keeps what is a number, a truth value or a text."""
         inside, clipped = self._episode.action(action)
         space = self._environment.action_space
-        self._seen, reward, terminated, truncated, info = self._environment.step(inside.astype(space.dtype))
+        # Once more in the space's own numbers: 0.1 as float32 is beyond 0.1 as float64, which some environments refuse.
+        exact = np.clip(inside.astype(space.dtype), space.low, space.high)
+        self._seen, reward, terminated, truncated, info = self._environment.step(exact)
         ended = self._episode.ended(bool(terminated) or bool(truncated))
         measures = {key: value for key, value in info.items() if isinstance(value, (bool, int, float, str, np.generic))}
         return StepResult(self._succeeded(info, bool(terminated)), ended, float(reward), measures, clipped)
