@@ -114,6 +114,10 @@ def test_targets_are_met_on_held_out_episodes(
     assert (loaded.max_error is not None) == ("target_error" in changes)
     assert {each["order"] for each in written["tried"]} == (set(ORDERS) if "order" in changes else {"frequency"})
     assert {each["rate_weight"] for each in written["tried"]} == set(RATE_WEIGHTS)
+    shown = [
+        row for _, rows, _ in result.tables() for row in rows if row[0] == "chunks beyond the largest error asked for"
+    ]
+    assert [row[-1] for row in shown] == ([0] if "target_error" in changes else [])
     titles = [title for title, _, _ in result.tables()]
     assert titles[0].startswith("What was tried, fitted on")
 

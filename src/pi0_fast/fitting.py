@@ -106,6 +106,8 @@ class TokenizerTrainingResult:
             ["frames clipped by the normaliser", "", f"{measured.clipped_frames:.2%}"],
             ["coefficients outside the vocabulary", "", measured.saturations],
         ]
+        if self.tokenizer.max_error is not None:
+            rows.append(["chunks beyond the largest error asked for", "", measured.over_error])
         yield f"{self.tokenizer.vocab_size} tokens in {self.seconds:.1f} s", rows, ["", "fitted", self.measured_on]
         normalizer = self.tokenizer.normalizer
         assert normalizer is not None

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pi0_fast.actions.chunks import ActionSelection, format_dims, split_episodes
 from pi0_fast.actions.details import SWEEP_FACTORS, examine, round_trip, scale_list, sweep_scales, worst_chunks
 from pi0_fast.actions.normalize import Normalizer
-from pi0_fast.actions.plane import FIT_CHUNKS, MEASURE_CHUNKS, PAIRS, plane
+from pi0_fast.actions.plane import FIT_CHUNKS, MEASURE_CHUNKS, PAIRS, PLANE_FITS, plane
 from pi0_fast.actions.report import Table
 from pi0_fast.actions.survey import survey
 from pi0_fast.actions.tokenizer import FastTokenizer
@@ -340,7 +340,7 @@ def tokenizer_report(
             num_threads=num_threads,
             progress=advance,
         )
-    with progress("other encoders", None, "fits") as advance:
+    with progress("other encoders", PLANE_FITS, "fits") as advance:
         points = plane(
             training.chunks[_spread(len(training.chunks), FIT_CHUNKS)],
             sample.chunks[_spread(len(sample.chunks), MEASURE_CHUNKS)],

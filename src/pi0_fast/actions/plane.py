@@ -31,6 +31,8 @@ FloatArray = npt.NDArray[np.float32]
 
 #: Multiples of a tokenizer's scale at which each kind is fitted.
 PLANE_FACTORS = (0.7, 1.0, 1.4)
+#: How many fits `plane` makes: of each order, and of the reference.
+PLANE_FITS = len(PLANE_FACTORS) * (1 + len(ORDERS))
 #: The rate weight that is shown of tokenizers that have none.
 USUAL_RATE_WEIGHT = 0.6
 #: Chunks to fit on and to measure on at most, and pairs of chunks whose tokens are compared.

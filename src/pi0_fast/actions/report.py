@@ -48,6 +48,7 @@ class Distortion:
         normalized_rmse: of the whole round trip, over all dimensions, in normalised units.
         clipped_values, clipped_frames: shares (0 to 1) of the values, and of the steps, of which something was clipped.
         saturations: coefficients that the vocabulary could not express.
+        over_error: chunks that no encoding keeps within the tokenizer's `max_error`.
     """
 
     chunks: int
@@ -62,6 +63,7 @@ class Distortion:
     clipped_values: float
     clipped_frames: float
     saturations: int
+    over_error: int
 
     def scale_for(self, scale: float | list[float], error: float) -> DoubleArray:
         """The scale at which the largest rounding error of each dimension would be about `error`, float64 [D].
@@ -88,7 +90,7 @@ class DistortionMeter:
         self._squares = np.zeros((3, size))
         self._worst = np.zeros((3, size))
         self._normalized_squares = 0.0
-        self._clipped_values = self._clipped_frames = self._saturations = self._steps = 0
+        self._clipped_values = self._clipped_frames = self._saturations = self._over_error = self._steps = 0
         self._lengths: list[npt.NDArray[np.int32]] = []
         self._shape = (tokenizer.time_horizon or 0, size)
 
@@ -113,6 +115,7 @@ class DistortionMeter:
         self._clipped_values += int(clipped.sum())
         self._clipped_frames += int(clipped.any(axis=2).sum())
         self._saturations += int(info.saturations.sum())
+        self._over_error += int(info.over_error.sum())
         self._steps += chunks.shape[0] * chunks.shape[1]
         self._lengths.append(info.token_counts)
 
@@ -139,6 +142,7 @@ class DistortionMeter:
             clipped_values=self._clipped_values / values,
             clipped_frames=self._clipped_frames / self._steps,
             saturations=self._saturations,
+            over_error=self._over_error,
         )
 
 

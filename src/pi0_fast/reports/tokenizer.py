@@ -110,6 +110,11 @@ class TokenizerReport:
             ["frames clipped by the normaliser", f"{measured.clipped_frames:.2%}"],
             ["coefficients outside the vocabulary", measured.saturations],
             ["chunks with such coefficients", int((details.saturations > 0).sum())],
+            *(
+                [["chunks beyond its largest error", measured.over_error]]
+                if self.tokenizer.max_error is not None
+                else []
+            ),
         ]
 
     def _sweep_table(self) -> Table:
