@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -287,6 +288,27 @@ def test_what_a_crash_of_the_machine_damaged_is_named(
     (recording._Store(tmp_path / "it").path / name).write_text(content)
     with pytest.raises((DatasetError, UsageError), match=r"damaged|was begun with|begin anew"):
         record(config(tmp_path / "it", resume=True))
+
+
+@pytest.mark.parametrize("kept", [0, 10, -100])
+@pytest.mark.parametrize("name", ["columns.npz", "camera-0.raw", "camera-1.mp4"])
+def test_an_episode_that_a_crash_of_the_machine_cut_short_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kept: int
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    video = name.endswith("mp4")
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "_add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            record(config(tmp_path / "it", video=video, n_episodes=1))
+    file = recording._Store(tmp_path / "it").path / "task-000/seed-0000000000" / name
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(DatasetError):
+        record(config(tmp_path / "it", video=video, n_episodes=1, resume=True))
+    shutil.rmtree(file.parent)  # what the message says
+    assert len(record(config(tmp_path / "it", video=video, n_episodes=1, resume=True)).tasks[0].kept) == 1
 
 
 def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

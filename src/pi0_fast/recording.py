@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import time
+import zipfile
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -480,15 +481,19 @@ def _add(folder: Path, spec: SimulatorSpec, writer: LeRobotWriter) -> None:
     """A finished episode to the dataset."""
     columns: dict[str, Any] = {}
     try:
-        with np.load(folder / "columns.npz") as stored:
+        with (folder / "columns.npz").open("rb") as file, np.load(file) as stored:
             columns.update({key: stored[key] for key in stored.files})
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{folder} is damaged ({error}): delete it, and go on with --resume=true") from error
-    for number, (camera, size) in enumerate(spec.cameras.items()):
-        if writer.features[camera].dtype == "video":
-            columns[camera] = folder / f"camera-{number}.mp4"
-        else:
-            columns[camera] = held(stored_images(folder / f"camera-{number}.raw", size), columns[IMAGE_AGE])
+        ages = columns[IMAGE_AGE]
+        for number, (camera, size) in enumerate(spec.cameras.items()):
+            if writer.features[camera].dtype == "video":
+                columns[camera] = folder / f"camera-{number}.mp4"
+                continue
+            images = stored_images(folder / f"camera-{number}.raw", size)
+            if len(images) != (ages == 0).sum():
+                raise ValueError(f"{camera} has {len(images)} pictures, not {(ages == 0).sum()}")
+            columns[camera] = held(images, ages)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DatasetError(f"{folder} is damaged ({error!r}): delete it, and go on with --resume=true") from error
     if IMAGE_AGE not in writer.features:
         del columns[IMAGE_AGE]
     writer.add_episode(columns, task=spec.text)
