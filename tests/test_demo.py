@@ -83,6 +83,8 @@ def test_the_story_of_a_toy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert (output / "demo.png").read_bytes().startswith(b"\x89PNG")
     for line in content["commands"]:
         assert line in printed
+    table = printed[printed.index("In the simulator:") :]
+    assert "(continued)" not in table, "the last table is in one piece"
     rows = (output / "demo.md").read_text().splitlines()
     assert rows[2].startswith("| the policy | ")
     with pytest.raises(UsageError, match="holds an earlier demo"):
