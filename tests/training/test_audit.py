@@ -154,9 +154,12 @@ def test_held_out_chunks_are_measured_by_the_ranges_of_the_others(home: Path, tm
     found = result.content["held_out"]
     assert found["of whole chunks"] == found["chunks encoded"] == whole.sum()
     assert found["clipped steps"] == pytest.approx((excess > 0).any(axis=2).mean())
-    assert found["largest error of that"] == pytest.approx(excess.max(), rel=1e-5)
+    assert found["largest error of clipping"] == pytest.approx(excess.max(), rel=1e-5)
     assert found["in dimension"] == str(int(excess.max(axis=(0, 1)).argmax()))
     assert found["clipped steps"] > 0.05
+    (table,) = (dict(rows) for title, rows, _ in result.tables() if title == "Held out")
+    assert table["clipped steps"] == f"{found['clipped steps']:.2%}"
+    assert table["largest error of clipping"] == f"{excess.max():.4g}", "in the data's units, not a share"
     (line,) = (line for line in result.warnings() if "held-out" in line)
     assert f"{found['clipped steps']:.1%} of the steps" in line
     found["clipped steps"] = 0.05

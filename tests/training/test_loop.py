@@ -164,7 +164,8 @@ def test_a_finished_run_is_gone_on_with_by_more_steps(
     more = go_on(tmp_path / "run", steps=4)
     assert (more.step, more.checkpoint) == (4, tmp_path / "run" / "checkpoints" / "000004")
     assert first.checkpoint != more.checkpoint
-    assert "learning rates was" in capsys.readouterr().err  # and that is said
+    # and that is said, without what has not changed
+    assert "its results will differ: learning rates: decay_steps was 2 and is 4\n" in capsys.readouterr().err
 
 
 def test_the_saved_kind_of_adamw_wins(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

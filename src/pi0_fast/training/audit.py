@@ -86,7 +86,7 @@ class Audit:
         if held_out is not None and (held_out["clipped steps"] or 0) > MOST_CLIPPED_STEPS:
             yield (
                 f"{held_out['clipped steps']:.1%} of the steps of the held-out episodes have actions outside the range "
-                f"of normalisation, which are cut off (largest error {held_out['largest error of that']:.4g} in "
+                f"of normalisation, which are cut off (largest error {held_out['largest error of clipping']:.4g} in "
                 f"dimension {held_out['in dimension']}): no policy falls below that error there; the mode MIN_MAX "
                 "(--policy.normalization_mapping) cuts off less"
             )
@@ -96,15 +96,15 @@ class Audit:
     def tables(self) -> Iterator[Table]:
         """For a terminal; without the decisions, which are said as they are made."""
         content = self.content
-        yield "Data", [[name, _shown(value)] for name, value in content["data"].items()], ["", ""]
+        yield "Data", _shown(content["data"]), ["", ""]
         rows = [[camera["column"], camera["policy"], camera["size"], camera["state"]] for camera in content["cameras"]]
         if rows:
             yield "Cameras", rows, ["column", "the policy's name", "size", ""]
         for key in (STATE_KEY, ACTION_KEY):
             yield self._ranges(key)
         if content["held_out"] is not None:
-            yield "Held out", [[name, _shown(value)] for name, value in content["held_out"].items()], ["", ""]
-        yield "Tokens", [[name, _shown(value)] for name, value in content["tokens"].items()], ["", ""]
+            yield "Held out", _shown(content["held_out"]), ["", ""]
+        yield "Tokens", _shown(content["tokens"]), ["", ""]
         trip = content["round_trip"]
         rows = [[row["dimension"], row["mean_error"], row["largest_error"]] for row in trip["dimensions"]]
         title = f"One chunk encoded and decoded (episode {trip['episode']}, frame {trip['frame']}), in the data's units"
@@ -136,14 +136,20 @@ def _width(row: dict[str, Any]) -> float:
     return float(row["high"] - row["low"])
 
 
-def _shown(value: Any) -> str:
-    return (
-        f"{value:.2%}"
-        if isinstance(value, float) and 0 <= value <= 1
-        else f"{value:.4g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+#: Of the values that are shown by their names those that are shares.
+_SHARES = ("frames without a whole chunk ahead (no loss)", "padded steps", "clipped steps")
+
+
+def _shown(content: dict[str, Any]) -> list[list[Any]]:
+    """Rows of a table: names with their values, shares in percent."""
+    return [
+        [name, f"{value:.2%}" if name in _SHARES and value is not None else _cell(value)]
+        for name, value in content.items()
+    ]
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def audit(run: Run) -> Audit:
@@ -412,7 +418,7 @@ class _Measurements:
             "of whole chunks": sum(counts.values()),
             "target ids, mean": ids / chunks if chunks else None,
             "clipped steps": steps / (chunks * horizon) if chunks and clips else None,
-            "largest error of that": float(worst.max()) if clips else None,
+            "largest error of clipping": float(worst.max()) if clips else None,
             "in dimension": _label(int(worst.argmax()), run.columns.action.names) if clips else None,
         }
 

@@ -164,6 +164,16 @@ def _weights_digest(policy: PI0FastPolicy) -> str:
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
 
 
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """What is different, one by one; of groups of values only those that are."""
+    for name, value in before.items():
+        other = now.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            yield from (f"{name}: {change}" for change in _changes(value, other))
+        elif value != other:
+            yield f"{name} was {value!r} and is {other!r}"
+
+
 def _say_processes(config: TrainConfig, processes: Processes) -> None:
     launch = processes.launch
     if launch.unknown:
@@ -234,11 +244,7 @@ class _Loop:
         else:
             self._meter.counts.clear()
         now = self._conditions()
-        changed = [
-            f"{name} was {before!r} and is {now[name]!r}"
-            for name, before in saved.progress["conditions"].items()
-            if now.get(name) != before
-        ]
+        changed = list(_changes(saved.progress["conditions"], now))
         say(f"resuming {where} at step {saved.step} of {self._config.steps}")
         before, count = saved.progress.get("processes", 1), self._processes.count
         if before != count:
