@@ -25,6 +25,7 @@ benchmarks: $(STAMP)
 	for script in benchmarks/[a-z]*.py; do $(BIN)/python $$script || exit 1; done
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "Installing everything into $(VENV), once: some 100 packages, which takes a few minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[dev,policy,lora,openpi,metaworld]"
 	touch $@
