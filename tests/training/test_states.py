@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -124,6 +125,24 @@ def test_a_replacement_that_was_killed_half_way_is_finished(tmp_path: Path) -> N
     found = newest_checkpoint(tmp_path)
     assert found == directory
     assert read_state(found).progress == {"new": True}
+
+
+def test_a_full_disk_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a library says only how many bytes it wrote."""
+    checkpoints = Checkpoints(tmp_path, total_steps=20)
+    save(checkpoints, 5)
+
+    def short(*_: object) -> None:
+        raise OSError("524288 requested and 70152 written")
+
+    monkeypatch.setattr(states, "write_tensors", short)
+    with pytest.raises(OSError, match=r"000010 cannot be written: 524288 requested") as other:
+        save(checkpoints, 10)
+    assert other.value.errno == errno.EIO
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: namedtuple("usage", "free")(4096))
+    with pytest.raises(OSError, match=r"cannot be written: No space left on device \(524288 requested") as full:
+        save(checkpoints, 10)
+    assert full.value.errno == errno.ENOSPC
 
 
 def test_what_a_file_lacks_is_not_read_to_be_missed(tmp_path: Path) -> None:

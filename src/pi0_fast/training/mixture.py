@@ -67,15 +67,19 @@ class MixedPreparation:
     def training(self, parts: Sequence[Part]) -> Prepared:
         """The rows of all parts, prepared for training."""
         first = self._preparations[0]
-        prepared = [self._preparations[number].training(batch) for number, batch in parts]
-        return join(
-            prepared,
-            [number for number, _ in parts],
+        prepared = [(number, self._preparations[number].training(batch)) for number, batch in parts]
+        # A part without loss is a row that only fills it up: one of those is needed where no part has any.
+        useful = [part for part in prepared if part[1].loss_units(first.config.prompt_format)] or prepared[:1]
+        joined = join(
+            [part for _, part in useful],
+            [number for number, _ in useful],
             datasets=len(self._preparations),
             cameras=first.config.image_keys,
             prompt_format=first.config.prompt_format,
             pad_id=first.prompt.text_tokenizer.pad_id,
         )
+        joined.counts["padded_rows"] = sum(part.counts["padded_rows"] for _, part in prepared)
+        return joined
 
 
 def join(

@@ -265,11 +265,12 @@ class Checkpoints:
 
     def _failure(self, target: Path, error: Exception) -> OSError:
         reason = getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None) or errno.EIO
+        if number == errno.EIO and self.folder.is_dir() and shutil.disk_usage(self.folder).free < _SPARE_BYTES:
+            number, reason = errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} ({reason})"
         newest = newest_checkpoint(self.folder.parent)
         intact = "there is none before it" if newest is None else f"{newest} is complete"
-        return OSError(
-            getattr(error, "errno", None) or errno.EIO, f"the checkpoint {target} cannot be written: {reason}; {intact}"
-        )
+        return OSError(number, f"the checkpoint {target} cannot be written: {reason}; {intact}")
 
     def _point_last_to(self, target: Path) -> None:
         link = self.folder / f".{LAST}-{os.getpid()}"
