@@ -72,7 +72,9 @@ def test_no_simulator_is_the_default() -> None:
     [
         (["type=liberty", "task=x"], "--env.type"),
         (["type=libero", "task=libero_10,libero_10/3"], "names a task twice"),
-        (["type=toy"], "--env.type=toy needs --env.task"),
+        (["type=toy"], "--env.type=toy needs --env.task, such as --env.task=reach-green"),
+        (["type=metaworld"], "--env.type=metaworld needs --env.task, such as --env.task=drawer-open-v3"),
+        (["type=gym"], "--env.type=gym needs --env.task, such as --env.task="),
         (["task=x"], "--env.task has no effect without --env.type"),
         (["fast_rendering=true"], "--env.fast_rendering has no effect"),
         (["type=toy", "task=a,"], "--env.task"),

@@ -19,6 +19,8 @@ from pi0_fast.types import UsageError
 ENV_TYPES = ("metaworld", "libero", "pusht", "aloha", "gym", "toy")
 #: As LeRobot's.
 USUAL_TASKS = {"pusht": "PushT-v0", "aloha": "AlohaInsertion-v0", "libero": "libero_10"}
+#: One task of each simulator that has no usual one, for messages.
+_SUCH_AS = {"metaworld": "drawer-open-v3", "toy": "reach-green", "gym": "gym_pusht:gym_pusht/PushT-v0"}
 #: Names that stand for many tasks: libero_object for libero_object/0 to libero_object/9.
 SUITES = {
     "libero": {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90},
@@ -126,7 +128,7 @@ class EnvConfig:
             return
         check_choice("env.type", self.type, ENV_TYPES)
         if not self.tasks:
-            raise UsageError(f"--env.type={self.type} needs --env.task")
+            raise UsageError(f"--env.type={self.type} needs --env.task, such as --env.task={_SUCH_AS[self.type]}")
         for name in self.tasks:
             check_text("env.task", name)
         if len(set(self.tasks)) < len(self.tasks):

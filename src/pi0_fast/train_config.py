@@ -524,7 +524,9 @@ class PeftConfig:
     """Low-rank adapters in place of training all weights; there once one of its flags is given."""
 
     method_type: str = option("LORA", group=_LORA, help="LORA is the only one.")
-    r: int = option(16, group=_LORA, help="Rank of the adapters.")
+    r: int = option(
+        16, group=_LORA, help="Rank of the adapters. This flag, or another of these, trains adapters instead of all weights."
+    )
     lora_alpha: int | None = option(
         None, group=_LORA, help="Adapters are scaled by this over the rank.", shown="the rank"
     )

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tiny_policies  # noqa: E402
-from pi0_fast.training.baselines import beside, held_action, mean_action, measured_table  # noqa: E402
+from pi0_fast.training.baselines import beside, held_action, mean_action, measured_table, verdict  # noqa: E402
 from pi0_fast.training.validation import measure  # noqa: E402
 
 from test_validation import Frames  # noqa: E402  isort: skip
@@ -70,6 +70,13 @@ VALUES: dict[str, Any] = {
     "held_action_l1": 2.0,
     "held_action_l1_by_dimension": [1.0, 3.0],
 }
+
+
+def test_a_policy_that_is_no_better_than_the_mean_is_told_of() -> None:
+    assert verdict({"action_l1": 0.3, "mean_action_l1": 0.4}) is None
+    assert "learned nothing useful yet" in (verdict({"action_l1": 0.4, "mean_action_l1": 0.4}) or "")
+    assert verdict({"action_l1": 0.4, "mean_action_l1": float("nan")}) is None
+    assert verdict({"action_l1": 0.4, "mean_action_l1": None}) is None
 
 
 def test_the_table_has_a_row_for_each_joint() -> None:

@@ -55,6 +55,18 @@ def beside(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{ERRORS[name]} {values[name]:.4g}" for name in names)
 
 
+def verdict(values: Mapping[str, Any]) -> str | None:
+    """What to say of a policy that is no better than not to look at anything; None of any other.
+
+    Args:
+        values: of `validation.measure`.
+    """
+    mean = values.get("mean_action_l1")
+    if mean is None or not values["action_l1"] >= mean:  # False also where there is no mean
+        return None
+    return "no better than the mean action: this policy has learned nothing useful yet"
+
+
 def measured_table(values: Mapping[str, Any], names: Sequence[str] | None) -> Table:
     """The errors of a measurement by dimension, in the data's units, with their mean below.
 

@@ -35,7 +35,7 @@ from pi0_fast.flag_names import OF_TRAINING, flags_named
 from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
-from pi0_fast.training.baselines import beside, measured_table
+from pi0_fast.training.baselines import beside, measured_table, verdict
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.launch import read_launch
 from pi0_fast.training.loader import TrainBatches
@@ -500,7 +500,11 @@ class _Loop:
             for run in self._run.datasets:
                 part = self._validation.get("datasets", {}).get(run.member.name, self._validation)
                 title, rows, headers = measured_table(part, run.columns.action.names)
-                print_table(f"{run.member.name}: {title}" if self._run.others else title, rows, headers)
+                prefix = f"{run.member.name}: " if self._run.others else ""
+                print_table(f"{prefix}{title}", rows, headers)
+                found = verdict(part)
+                if found is not None:
+                    say(f"{prefix}{found}")
         counts = _added(self._processes.gather(dict(self._policy.counts)))
         for line in described(counts):
             say(line)

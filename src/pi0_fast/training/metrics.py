@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from pi0_fast.reports.pictures import BLUE, ORANGE, Picture, draw_picture, require_matplotlib
+from pi0_fast.reports.pictures import BLUE, GREY, ORANGE, Picture, draw_picture, require_matplotlib
 from pi0_fast.train_config import TrainConfig
 from pi0_fast.types import PolicyError, UsageError
 
@@ -366,10 +366,17 @@ def curves(lines: list[dict[str, Any]]) -> Picture:
         ("success in the simulator", [("", "success", simulation, ORANGE)]),
         (
             "error of actions",
-            [("generated", "action_l1", validation, ORANGE), ("tokenizer alone", "tokenizer_l1", validation, BLUE)],
+            [
+                ("generated", "action_l1", validation, ORANGE),
+                ("mean action", "mean_action_l1", validation, GREY),
+                ("tokenizer alone", "tokenizer_l1", validation, BLUE),
+            ],
         ),
     ]
-    drawn = [(title, [line for line in kinds if any(line[1] in entry for entry in line[2])]) for title, kinds in panels]
+    drawn = [
+        (title, [line for line in kinds if any(entry.get(line[1]) is not None for entry in line[2])])
+        for title, kinds in panels
+    ]
     drawn = [(title, kinds) for title, kinds in drawn if kinds]
 
     def draw(figure: Figure) -> None:
