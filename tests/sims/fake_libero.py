@@ -73,7 +73,8 @@ class World:
 class ControlEnv:
     def __init__(self, **settings):
         self.settings, self.env, self.calls = settings, World(), []
-        self.robots = [types.SimpleNamespace(controller=types.SimpleNamespace(use_delta=True))]
+        gripper = types.SimpleNamespace(current_action=np.ones(2))
+        self.robots = [types.SimpleNamespace(controller=types.SimpleNamespace(use_delta=True), gripper=gripper)]
         MADE.append(self)
         self._build()
     def _build(self):
@@ -101,7 +102,10 @@ class ControlEnv:
     def step(self, action):
         assert len(action) == 7
         self.calls.append(("step", [float(x) for x in action]))
-        self.hand = self.hand + action * (0.1 if self.robots[0].controller.use_delta else 1.0)
+        robot = self.robots[0]
+        self.hand = self.hand + action * (0.1 if robot.controller.use_delta else 1.0)
+        self.widths = list(getattr(self, "widths", [])) + [float(robot.gripper.current_action[0])]
+        robot.gripper.current_action = robot.gripper.current_action + action[6]
         return self._look(), float(self.check_success()), self.check_success(), {}
     def check_success(self):
         return bool(self.hand[0] > 1.0)

@@ -251,7 +251,9 @@ def test_options_change_what_they_say(stand_in: list[Any]) -> None:
     for seed in (7, 8, 7):
         simulator.reset(seed)
         states.append(simulator.observe()[STATE])
-    assert world.calls == ["reset", *["reset", ("step", [0, 0, 0, 0, 0, 0, -1]), ("step", [0, 0, 0, 0, 0, 0, -1])] * 3]
+    assert world.calls == ["reset", ("step", [0, 0, 0, 0, 0, 0, -1]), ("step", [0, 0, 0, 0, 0, 0, -1])] * 3
+    assert world.widths == [0, -1] * 3  # of the gripper, which robosuite's reset forgets
+    assert world.hand[6] == pytest.approx(-0.2)  # idle steps are relative whatever the mode
     np.testing.assert_array_equal(states[0], states[2])
     assert (states[0] != states[1]).any()
     assert simulator.expert() is None  # it gives changes of pose
@@ -372,8 +374,8 @@ def test_a_soft_reset_leads_to_the_same() -> None:
                 simulator.step(random.uniform(-1, 1, 7))
         rows.append(simulator.observe())
         simulator.close()
-    np.testing.assert_array_equal(rows[0][STATE], rows[1][STATE])
-    assert np.abs(rows[0][IMAGE].astype(int) - rows[1][IMAGE]).mean() < 0.2
+    for key in (STATE, IMAGE):
+        np.testing.assert_array_equal(rows[0][key], rows[1][key])
 
 
 @REAL

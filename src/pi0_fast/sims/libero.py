@@ -11,7 +11,7 @@ Options, each with LeRobot's name and default where it has one:
                     false: objects are placed at random by the seed, as where demonstrations are recorded
     num_steps_wait  10: steps of doing nothing after the reset, while objects settle
     control_mode    "relative" or "absolute": a pose in place of a change of it
-    hard_reset      true: the world is built anew for each episode; false: 0.4 s quicker, and the same so far as we saw
+    hard_reset      true: the world is built anew for each episode; false: quicker, and the same to the last bit
     flip            "both", "height" (upright and not mirrored), or "none" (as robosuite gives it, upside down)
     control_freq    20 control steps a second
 
@@ -108,8 +108,6 @@ class LiberoSimulator:
         self._seen_model: Any = None
         self._environment = _environment(libero_task, options, self.spec.max_steps)
         self._watch()
-        if not options.hard_reset:
-            self._environment.reset()  # the first one is not like the others
         self._episode = Episode(self.spec)
         self._observed: dict[str, Any] = {}
 
@@ -141,6 +139,9 @@ class LiberoSimulator:
         self._environment.seed(int(seed))
         with package.quiet():
             self._observed = self._environment.reset()
+        for robot in self._environment.robots:  # what a reset that is not hard leaves as it was
+            robot.gripper.current_action = np.zeros_like(robot.gripper.current_action)
+            robot.controller.use_delta = True
         if self._states is not None:
             self._observed = self._environment.set_init_state(self._states[seed % len(self._states)])
         for _ in range(self._options.num_steps_wait):
