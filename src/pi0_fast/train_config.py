@@ -525,7 +525,9 @@ class PeftConfig:
 
     method_type: str = option("LORA", group=_LORA, help="LORA is the only one.")
     r: int = option(
-        16, group=_LORA, help="Rank of the adapters. This flag, or another of these, trains adapters instead of all weights."
+        16,
+        group=_LORA,
+        help="Rank of the adapters. This flag, or another of these, trains adapters instead of all weights.",
     )
     lora_alpha: int | None = option(
         None, group=_LORA, help="Adapters are scaled by this over the rank.", shown="the rank"
