@@ -126,6 +126,7 @@ def test_the_page_of_evaluation(
     assert "of 8 succeeded, 95 % interval [" in printed
     assert "6 of each task, seeds 100000 to 100005" in printed
     assert "B less A, on the same seeds" in printed
+    assert "A: evaluated\nB: evaluated_8\n" in printed
     (block,) = re.findall(r"^```sh\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
     parse_eval(EvalConfig, shlex.split(block.replace("\\\n", " "))[2:], "pi0-fast eval").validate()
 

@@ -75,6 +75,8 @@ def evaluate(config: EvalConfig) -> EvaluationReport:
         report = _compared(config)
     else:
         report = _evaluated(config)
+    for letter, path in zip("AB", config.compare or (), strict=False):
+        say(f"{letter}: {path}")
     for title, rows, headers in report.tables():
         print_table(title, rows, headers)
     for line in report.warnings:
