@@ -298,6 +298,16 @@ def test_a_write_that_fails_is_named_and_can_be_gone_on_with(
 
 
 @pytest.mark.usefixtures("no_simulator")
+def test_videos_that_cannot_be_written_are_found_before_the_first_episode(
+    stand_ins: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UsageError, match="--save_videos needs PyAV"):
+        evaluated(*short(stand_ins["still"], tmp_path / "out", "--save_videos"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("no_simulator")
 def test_a_reward_that_is_no_number_loses_no_results(stand_ins: dict[str, str], tmp_path: Path) -> None:
     evaluated(*short(stand_ins["still"], tmp_path / "out"))
     assert [episode["reward"] for episode in results(tmp_path / "out")["policies"][0]["episodes"]] == [None, None]

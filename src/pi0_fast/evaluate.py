@@ -16,6 +16,7 @@ what is shown (reports/evaluation.py).
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import platform
@@ -94,6 +95,8 @@ def _evaluated(config: EvalConfig) -> EvaluationReport:
             "--compare: these are no two finished evaluations: give --env.type and --env.task to evaluate both policies"
         )
     preflight(config.env.type)
+    if config.save_videos and importlib.util.find_spec("av") is None:
+        raise UsageError("--save_videos needs PyAV, which is not installed: pip install 'pi0-fast[policy]'")
     other = [config.policy.architecture, config.policy.text_tokenizer_name, config.policy.action_tokenizer_name]
     beside = [Path(name).expanduser() for name in other if name is not None]
     prints = [
