@@ -130,8 +130,10 @@ def test_settings_that_cannot_be_met_are_refused(arguments: dict[str, object], m
 
 
 def test_names_are_checked() -> None:
-    with pytest.raises(SimulatorError, match="no simulator 'libero'; there are metaworld, pusht, aloha, gym, toy"):
-        sims.make("libero", "x")
+    with pytest.raises(
+        SimulatorError, match="no simulator 'nothing'; there are metaworld, libero, pusht, aloha, gym, toy"
+    ):
+        sims.make("nothing", "x")
     with pytest.raises(SimulatorError, match="toy has no task 'x'; it has reach-green, reach-blue"):
         sims.make("toy", "x")
     sims.preflight("toy")
