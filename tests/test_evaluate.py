@@ -440,3 +440,10 @@ def test_a_policy_of_another_robot_writes_nothing(tmp_path: Path) -> None:
     argv += [f"--output_dir={tmp_path / 'out'}"]
     assert main(["eval", *argv]) == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_states_outside_the_range_of_training_are_told_of_in_whole_numbers() -> None:
+    part = {"counts": {"rows": 1872, "state_below": 1, "state_above": 2}}
+    assert module._warnings([part], [[]]) == [
+        "values of the states lay outside the range that the policy was trained in 3 times in 1,872 chunks"
+    ]

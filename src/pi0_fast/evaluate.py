@@ -349,8 +349,8 @@ def _warnings(details: Sequence[Mapping[str, Any]], episodes: Sequence[Sequence[
         outside = counts["state_below"] + counts["state_above"]
         if outside:
             lines.append(
-                f"{prefix}{outside / rows:.2g} values of each state, on average, were outside the range that the "
-                "policy was trained in"
+                f"{prefix}values of the states lay outside the range that the policy was trained in {outside:,} times "
+                f"in {rows:,} chunks"
             )
         for name, count in sorted(counts.items()):
             if name.startswith(("missing ", "unused ")) and count:
