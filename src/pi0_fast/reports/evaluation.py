@@ -186,7 +186,7 @@ class EvaluationReport:
     def _together(self) -> Iterator[tuple[str, Collection[str]]]:
         """Tasks that have a line together: those of each suite, where there are several suites, and all."""
         suites = self.suites
-        if len(suites) > 1:
+        if len(suites) > 1 and len(self.tasks) > len(suites):
             yield from suites.items()
         if len(self.tasks) > 1:
             yield ALL_TASKS, self.tasks
