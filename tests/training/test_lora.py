@@ -104,6 +104,38 @@ def test_merged_checkpoints_on_request(home: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(again(batch)[0], made.policy(batch)[0])
 
 
+def test_a_new_run_begins_with_merged_weights(home: Path, tmp_path: Path) -> None:
+    """Where a checkpoint has both; one of adapters alone is refused."""
+    made = trained(set_up_of(line(home, tmp_path / "out", **{"peft.merge": "true"})))
+    for name in ("both", "alone"):
+        (tmp_path / name).mkdir()
+        made.save_model(tmp_path / name)
+    (tmp_path / "alone" / "model.safetensors").unlink()
+    again = set_up_of(line(home, tmp_path / "next", **{"policy.path": tmp_path / "both"}))
+    merged = PI0FastPolicy.from_pretrained(tmp_path / "both").model.state_dict()
+    found = {name.replace(".base_layer", ""): value for name, value in again.policy.model.state_dict().items()}
+    assert all(torch.equal(found[name], value) for name, value in merged.items())
+    with pytest.raises(UsageError, match="holds adapters: merge them first"):
+        set_up_of(line(home, tmp_path / "next", **{"policy.path": tmp_path / "alone"}))
+
+
+def test_adapters_go_only_on_the_weights_that_they_were_trained_on(home: Path, tmp_path: Path) -> None:
+    """A checkpoint may be named by a link, which leads elsewhere when its own run goes on."""
+    base, folder = tmp_path / "base", tmp_path / "saved"
+    policy = PI0FastPolicy.from_pretrained(home / "start")
+    policy.save_pretrained(base)
+    made = trained(set_up_of(line(home, tmp_path / "out", **{"policy.path": base})))
+    folder.mkdir()
+    made.save_model(folder)
+    merge_adapters(folder, tmp_path / "merged")
+    with torch.no_grad():
+        policy.model.embed_tokens.weight[0, 0] += 1
+    policy.save_pretrained(base)
+    with pytest.raises(PolicyError, match=r"weights in .*base are not those that its adapters were trained on"):
+        merge_adapters(folder, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
 def test_layers_by_name(home: Path, tmp_path: Path) -> None:
     made = set_up_of(line(home, tmp_path / "a", **{"peft.target_modules": '["q_proj"]'}))
     layers = {n.partition(".lora_")[0] for n, value in made.policy.model.named_parameters() if value.requires_grad}

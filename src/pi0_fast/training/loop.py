@@ -32,13 +32,13 @@ from pi0_fast import __version__
 from pi0_fast.counters import described
 from pi0_fast.display import print_table, progress, say, warn
 from pi0_fast.flag_names import OF_TRAINING, flags_named
-from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
 from pi0_fast.training.baselines import beside, measured_table, verdict
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.launch import read_launch
 from pi0_fast.training.loader import TrainBatches
+from pi0_fast.training.lora import bits_digest
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, combined, trackers
 from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
@@ -143,7 +143,7 @@ def _fundamentals(run: Run) -> dict[str, Any]:
         "states and actions of the dataset (sha256)": run.data_digest,
         "torch": torch.__version__,
         "pi0-fast": __version__,
-        "weights (sha256 of sums)": _weights_digest(run.policy),
+        "weights (sha256 of sums)": bits_digest(run.policy.model.named_parameters()),
     }
     for each in run.datasets:
         where = f" of {each.member.name}" if run.others else ""
@@ -152,16 +152,6 @@ def _fundamentals(run: Run) -> dict[str, Any]:
         for kind, fingerprint in each.policy.checkpoint().fingerprints().items():
             found[f"{kind.replace('_', ' ')}{where} (fingerprint)"] = fingerprint
     return found
-
-
-@torch.no_grad()
-def _weights_digest(policy: PI0FastPolicy) -> str:
-    """12 hexadecimal digits that other weights would change: sums of the bits, the same on every device."""
-    sums = {}
-    for name, parameter in policy.named_parameters():
-        bits = parameter.view(torch.int32 if parameter.element_size() == 4 else torch.int16)
-        sums[name] = [list(parameter.shape), int(bits.sum(dtype=torch.int64))]
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()[:12]
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:

@@ -13,9 +13,10 @@ table and the head, which are read directly too.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -165,6 +166,39 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return {_file_name(key): value for key, value in model.state_dict().items() if ".lora_" in key}
 
 
+def bits_digest(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """16 hexadecimal digits that other names, shapes or values change: sums of bits, the same on every device."""
+    sums = {}
+    for name, tensor in tensors:
+        bits = tensor.detach().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+        sums[name] = [list(tensor.shape), int(bits.sum(dtype=torch.int64))]
+    return hashlib.sha256(json.dumps(sums, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _base_fingerprint(model: nn.Module) -> dict[str, str]:
+    """Of the weights without the adapters, in the number format that they have."""
+    named = ((name.replace(".base_layer", ""), value) for name, value in model.named_parameters())
+    dtype = str(getattr(model, "dtype", "")).removeprefix("torch.")
+    return {f"base_weights_{dtype}": bits_digest(each for each in named if ".lora_" not in each[0])}
+
+
+def _check_base(directory: Path, base: str, model: nn.Module) -> None:
+    """Whether adapters are put on the weights that they were trained on: a link or a branch may lead elsewhere by now.
+
+    Raises:
+        PolicyError: they are others.
+    """
+    with safe_open(directory / ADAPTER_FILE, "pt") as file:
+        recorded = file.metadata() or {}
+    for name, found in fingerprint_header(_base_fingerprint(model)).items():
+        if recorded.get(name, found) != found:
+            raise PolicyError(
+                f"{directory}: the weights in {base} are not those that its adapters were trained on (fingerprint "
+                f"{found}, not {recorded[name]}): they were replaced, or a link or branch leads to others. Name the "
+                f"right ones under base_model_name_or_path in {directory / ADAPTER_CONFIG}"
+            )
+
+
 def write_adapters(
     directory: Path,
     policy: PI0FastPolicy,
@@ -191,7 +225,8 @@ def write_adapters(
         "bias": "none",
         "target_modules": modules,
     }
-    header = fingerprint_header({**policy.checkpoint().fingerprints(), **fingerprints_of(others or {})})
+    prints = {**policy.checkpoint().fingerprints(), **fingerprints_of(others or {}), **_base_fingerprint(policy.model)}
+    header = fingerprint_header(prints)
     write_tensors(directory / ADAPTER_FILE, _tensors(policy.model), header)
     write_json(directory / ADAPTER_CONFIG, content, indent=2)
 
@@ -298,7 +333,9 @@ def read_base_policy(
     copies = {kind: directory / str(details[kind]) for kind in LOCAL}
     config, text_tokenizer, action_tokenizer = with_tokenizers(config, None, None, folder=directory, copies=copies)
     sizes = Architecture.from_json(details["architecture"])
-    model = weights.load(find_checkpoint(adapters.base), sizes, DTYPES[config.dtype], device)
+    revision = None if Path(adapters.base).expanduser().is_dir() else config.pretrained_revision
+    model = weights.load(find_checkpoint(adapters.base, revision=revision), sizes, DTYPES[config.dtype], device)
+    _check_base(directory, adapters.base, model)
     policy = PI0FastPolicy(config, model, processors, text_tokenizer, action_tokenizer)
     check_fingerprints(directory, policy.checkpoint().fingerprints(), directory / ADAPTER_FILE)
     return policy

@@ -512,7 +512,9 @@ class _Start:
                 raise UsageError(f"--policy.pretrained_revision has no effect with the local directory {name}")
         else:
             return cls(None, None, {}, False)
-        adapted = (folder / lora.ADAPTER_FILE).is_file()
+        complete = any((folder / name).is_file() for name in (weights.SINGLE_FILE, weights.INDEX_FILE))
+        # Beside merged weights adapters are only for going on.
+        adapted = (folder / lora.ADAPTER_FILE).is_file() and (config.resume or not complete)
         if adapted and not config.resume:
             raise UsageError(
                 f"{folder} holds adapters: merge them first (pi0_fast.training.lora.merge_adapters), or go on with "
