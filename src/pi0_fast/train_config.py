@@ -261,7 +261,12 @@ class PolicyOptions:
     `pretrained_path`, `architecture`) and what concerns training alone.
     """
 
-    type: str | None = option(None, group=_START, help=f"The kind of policy; {POLICY_TYPE} is the only one.")
+    type: str | None = option(
+        None,
+        group=_START,
+        help=f"{POLICY_TYPE}, the only kind, makes a policy for the dataset, with --policy.pretrained_path or "
+        "--policy.architecture; not needed with --policy.path.",
+    )
     path: str | None = option(
         None,
         group=_START,
