@@ -38,7 +38,7 @@ class EvalPolicyOptions:
     """The checkpoint, and settings in place of its own (None: its own hold)."""
 
     path: str | None = option(None, group=_POLICY, help="Checkpoint: directory or Hub id.", shown="none")
-    type: str | None = _as_in_training("type", shown="none")
+    type: str | None = option(None, group=_POLICY, help=f"Not needed; {POLICY_TYPE} is the only kind.", shown="none")
     pretrained_revision: str | None = _as_in_training("pretrained_revision", shown="the main branch")
     robot: str | None = option(
         None,
