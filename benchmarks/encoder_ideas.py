@@ -1,8 +1,8 @@
 """What was tried to need fewer tokens still, beside what the package does: other orders, other vocabularies.
 
 Each idea is fitted at several scales and encoded with one rate weight; its tokens are read off where its RMSE is that
-of the package's tokenizer (frequency first) at the middle scale, and given relative to it. No idea changes what a decoder
-has to do but for the order. What does not help here is not in the package.
+of the package's tokenizer (frequency first) at the middle scale, and given relative to it. No idea but the order
+changes what a decoder has to do. What does not help here is not in the package.
 
     python benchmarks/encoder_ideas.py --root DIR [DIR ...] --horizon 16 50 [--rate_weight 0.6]
 """
@@ -145,7 +145,7 @@ def main() -> None:
             for kind, ratio in one_set(fitted, held_out, arguments.rate_weight).items():
                 table[kind].append(ratio)
     print(
-        f"\ntokens at equal error, {VOCAB_SIZE} ids and rate weight {arguments.rate_weight:g}, relative to the first line"
+        f"\ntokens at equal error, {VOCAB_SIZE} ids, rate weight {arguments.rate_weight:g}; relative to the first line"
     )
     print("| idea | " + " | ".join(names) + " | geometric mean |\n|" + " --- |" * (len(names) + 2))
     for kind, ratios in table.items():
