@@ -205,8 +205,8 @@ class Story:
         page.text(
             "Each policy acts in the same scenes, none of which was recorded. The intervals hold the true share 95 "
             "times of 100 (Wilson); steps are those of successful episodes. Malformed, tokens and milliseconds (the "
-            "median) are of a chunk. Constrained decoding makes every chunk a whole one; without it a malformed chunk is "
-            "filled up, and executed all the same."
+            "median) are of a chunk. Constrained decoding makes every chunk a whole one; without it a malformed chunk "
+            "is filled up, and executed all the same."
         )
         page.heading("Training")
         page.image((self.run / "metrics.png").read_bytes(), "Loss and the like, over the steps of training.")
