@@ -36,7 +36,7 @@ JSON
     --dataset.cache_dir="$output/frames" --policy.type=pi0_fast --policy.architecture="$output/architecture.json" \
     --policy.text_tokenizer_name=byte --policy.action_tokenizer_name="$output/tokenizer" \
     --policy.chunk_size=10 --policy.n_action_steps=5 --policy.device=cpu \
-    --policy.normalization_mapping='{"STATE": "MIN_MAX", "ACTION": "IDENTITY"}' \
+    --policy.normalization_mapping='{"STATE": "MIN_MAX", "ACTION": "MIN_MAX"}' \
     --policy.optimizer_lr=1e-3 --policy.scheduler_warmup_steps=50 \
     --policy.scheduler_decay_steps="$steps" --policy.scheduler_decay_lr=3e-5 \
     --steps="$steps" --batch_size=64 --num_workers=0 --eval_freq=0 --output_dir="$output/policy"
