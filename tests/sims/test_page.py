@@ -25,6 +25,7 @@ def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_tables_are_complete() -> None:
     assert re.findall(r"^\| `(\w+)` \| [^|]*\|[^|]*\| (\d+|its own)", PAGE, re.MULTILINE) == [
         ("metaworld", "80"),
+        ("libero", "20"),
         ("aloha", "50"),
         ("pusht", "10"),
         ("gym", "its own"),
