@@ -89,7 +89,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """(exit status, last line) of a process."""
-    out, err = process.communicate(timeout=60)
+    assert process.stdout is not None
+    # `communicate` would leave out what came together with the first line, which is in the stream's buffer by now.
+    late = threading.Timer(60, process.kill)
+    late.start()
+    out = process.stdout.read()
+    late.cancel()
+    err = process.communicate(timeout=60)[1]
     assert "Traceback" not in err, err
     return process.returncode, out.strip().splitlines()[-1]
 
