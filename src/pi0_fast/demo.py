@@ -288,6 +288,30 @@ def _shown(arguments: Sequence[str]) -> str:
     return " \\\n    ".join([f"pi0-fast {name}", *map(shlex.quote, flags)])
 
 
+def architecture(plan: Plan) -> dict[str, Any]:
+    """Sizes of the model, as `--policy.architecture` takes them."""
+    heads = max(plan.width // 32, 1)
+    return {
+        "vision": {
+            "hidden_size": plan.width,
+            "num_hidden_layers": 1,
+            "num_attention_heads": heads,
+            "intermediate_size": 4 * plan.width,
+            "image_size": plan.image_size,
+            "patch_size": plan.patch,
+        },
+        "text": {
+            "hidden_size": plan.width,
+            "num_hidden_layers": plan.layers,
+            "intermediate_size": 4 * plan.width,
+            "num_attention_heads": heads,
+            "num_key_value_heads": 1,
+            "head_dim": plan.width // heads,
+            "vocab_size": 4096,
+        },
+    }
+
+
 # --- before the first chapter -----------------------------------------------------------------------------------
 
 
@@ -349,7 +373,7 @@ def _settle_renderer(env_type: str) -> None:
 
 
 def _begin(output: Path, plan: Plan) -> None:
-    """An empty directory with the demo's mark, and the sizes of the model."""
+    """An empty directory with the demo's mark, and the file of the model's sizes."""
     output.mkdir(parents=True, exist_ok=True)
     # The mark first: what a kill leaves from here on can be replaced.
     (output / RESULTS_FILE).write_text(json.dumps({**FORMAT, "finished": False}) + "\n", encoding="utf-8")
@@ -358,27 +382,7 @@ def _begin(output: Path, plan: Plan) -> None:
             shutil.rmtree(place)
         else:
             place.unlink()
-    heads = max(plan.width // 32, 1)
-    sizes: dict[str, Any] = {
-        "vision": {
-            "hidden_size": plan.width,
-            "num_hidden_layers": 1,
-            "num_attention_heads": heads,
-            "intermediate_size": 4 * plan.width,
-            "image_size": plan.image_size,
-            "patch_size": plan.patch,
-        },
-        "text": {
-            "hidden_size": plan.width,
-            "num_hidden_layers": plan.layers,
-            "intermediate_size": 4 * plan.width,
-            "num_attention_heads": heads,
-            "num_key_value_heads": 1,
-            "head_dim": plan.width // heads,
-            "vocab_size": 4096,
-        },
-    }
-    (output / ARCHITECTURE_FILE).write_text(json.dumps(sizes, indent=2) + "\n", encoding="utf-8")
+    (output / ARCHITECTURE_FILE).write_text(json.dumps(architecture(plan), indent=2) + "\n", encoding="utf-8")
 
 
 # --- after the last one -----------------------------------------------------------------------------------------

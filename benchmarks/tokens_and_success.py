@@ -1,0 +1,246 @@
+"""Claims: whether a policy likes cheaper tokens: success, cross entropy of a chunk and time, by kind of action tokens.
+
+The task of `pi0-fast demo`, by the commands of the package, which are printed. Demonstrations are recorded once; on
+them, with the same model, steps and seeds, policies are trained on the tokens of
+
+  plain              order frequency, rounded
+  rate-distortion    order frequency, the rate-distortion encoder, scale and rate weight chosen for plain's RMSE on
+                     held-out episodes and the fewest tokens
+  dimension first    rounded at plain's scale, which has the same error, but all of a joint's coefficients in a row
+  both               order dimension, chosen as rate-distortion
+
+For each seed of training (the first weights, the order of the frames) the policy acts in the same scenes, none of which
+was recorded. Cross entropy is that of a whole chunk, all its tokens together, in nats, on held-out episodes: that of a
+token cannot be compared where the numbers of tokens differ. A run that is finished is not done again: interrupt and go
+on as you like.
+
+    python benchmarks/tokens_and_success.py --output_dir DIR [--seeds 5] [--steps 200] [--variants plain ...]
+
+`--print_only` shows the tables of the runs that are there. Two minutes a run, one thread of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pi0_fast import demo
+from pi0_fast.cli import main as command_line
+from pi0_fast.configs import DemoConfig
+from pi0_fast.reports.evaluation import SUCCESS
+from pi0_fast.reports.intervals import Paired, paired_difference, wilson
+from pi0_fast.training.metrics import read_metrics
+
+PLAIN = "plain"
+#: Flags of `train-tokenizer`; the second of each: whether the error of plain's tokens is its target.
+VARIANTS: dict[str, tuple[dict[str, str], bool]] = {
+    PLAIN: ({}, False),
+    "rate-distortion": ({"--order": "frequency"}, True),
+    "dimension first": ({"--order": "dimension"}, False),
+    "both": ({"--order": "dimension"}, True),
+}
+#: As the demo's, but with less training: with all of it every kind of token succeeds nearly always.
+PLAN = replace(demo.Plan(), steps=200, free=False)
+#: For a quick try, and for the test of this script.
+TOY = replace(
+    PLAN,
+    env_type="toy", tasks=("reach-green",), cameras=("top", "hand"), image_size=32, episodes=6, every=2,
+    keep_after_success=4, noise=("--noise_std=0.05",), horizon=4, executed=2, width=32, layers=1, steps=4, batch_size=4,
+    eval_episodes=2, eval_steps=6,
+)  # fmt: skip
+
+
+def command(arguments: Sequence[str], **changes: str | None) -> None:
+    """Run one command line of the package; flags in `changes` (`__` for `.`) are set, or left out where None.
+
+    A command that fails ends this script.
+    """
+    flags = dict(flag.partition("=")[::2] for flag in arguments[1:])
+    for name, value in changes.items():
+        flag = "--" + name.replace("__", ".")
+        if value is None:
+            flags.pop(flag, None)
+        else:
+            flags[flag] = value
+    line = [arguments[0], *(f"{flag}={value}" for flag, value in flags.items())]
+    print("\npi0-fast " + " ".join(line), flush=True)
+    if command_line(line) != 0:
+        sys.exit(f"pi0-fast {arguments[0]} failed")
+
+
+def rmse_of(tokenizer: Path) -> float:
+    """On held-out episodes, in normalised units."""
+    metadata = json.loads((tokenizer / "metadata.json").read_text(encoding="utf-8"))
+    return float(metadata["held_out"]["normalized_rmse"])
+
+
+class Comparison:
+    """The runs of one directory.
+
+    Attributes:
+        output: the directory: dataset/, frames/, tokenizers/, runs/ and results/VARIANT/SEED.json.
+        plan: how much of everything.
+    """
+
+    def __init__(self, output: Path, plan: demo.Plan) -> None:
+        self.output, self.plan = output, plan
+        found = demo.chapters(plan, output, DemoConfig(output_dir=str(output), seed=0))
+        self._record, self._fit, _, self._train, self._drive = (chapter.arguments for chapter in found[:5])
+
+    def prepare(self, variants: Sequence[str]) -> None:
+        """Demonstrations and tokenizers, where they are not there yet."""
+        (self.output / "tokenizers").mkdir(parents=True, exist_ok=True)
+        if not (self.output / "dataset").exists():
+            command(self._record)
+        sizes = json.dumps(demo.architecture(self.plan), indent=2)
+        (self.output / demo.ARCHITECTURE_FILE).write_text(sizes + "\n", encoding="utf-8")
+        for variant in dict.fromkeys([PLAIN, *variants]):
+            flags, as_good_as_plain = VARIANTS[variant]
+            if self.tokenizer(variant).exists():
+                continue
+            target = {"target_rmse": f"{rmse_of(self.tokenizer(PLAIN)):.6f}"} if as_good_as_plain else {}
+            changes = {flag.removeprefix("--"): value for flag, value in flags.items()} | target
+            command(self._fit, output_dir=str(self.tokenizer(variant)), **changes)
+
+    def tokenizer(self, variant: str) -> Path:
+        """Directory of its action tokenizer."""
+        return self.output / "tokenizers" / variant.replace(" ", "_")
+
+    def result(self, variant: str, seed: int) -> Path:
+        """File of what was measured."""
+        return self.output / "results" / variant.replace(" ", "_") / f"{seed}.json"
+
+    def run(self, variant: str, seed: int) -> None:
+        """Train, measure on held-out episodes, drive; what was measured goes into `result`."""
+        place = self.output / "runs" / variant.replace(" ", "_") / str(seed)
+        command(
+            self._train, seed=str(seed), output_dir=str(place / "policy"), dataset__val_fraction="0.1",
+            eval_freq=str(self.plan.steps), max_eval_samples="500", resume=str((place / "policy").exists()).lower(),
+            policy__action_tokenizer_name=str(self.tokenizer(variant)),
+        )  # fmt: skip
+        policy = place / "policy/checkpoints/last/pretrained_model"
+        driven = place / "evaluation"
+        resume = str(driven.exists()).lower()
+        command(self._drive, policy__path=str(policy), output_dir=str(driven), save_videos=None, resume=resume)
+        lines = read_metrics(place / "policy")
+        held_out = [line for line in lines if line["kind"] == "validation"][-1]
+        acted = json.loads((driven / "evaluation.json").read_text(encoding="utf-8"))["policies"][0]
+        (task,) = acted["tasks"].values()
+        made = {
+            "success": {str(each["seed"]): each["end"] == SUCCESS for each in acted["episodes"]},
+            "rmse": rmse_of(self.tokenizer(variant)),
+            "target_tokens": held_out["action_tokens"] / held_out["frames"],
+            "cross_entropy": held_out["loss"] * held_out["loss_units"] / held_out["frames"],
+            "action_l1": held_out["action_l1"],
+            "tokens": task["tokens"],
+            "milliseconds": task["latency_ms"]["p50"],
+            "training_seconds": sum(line["step_s"] * line["steps"] for line in lines if line["kind"] == "train"),
+        }
+        file = self.result(variant, seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(made) + "\n", encoding="utf-8")
+        os.replace(partial, file)
+
+    def results(self, variants: Sequence[str], seeds: range) -> dict[str, dict[int, dict[str, Any]]]:
+        """What is there."""
+        return {
+            variant: {
+                seed: json.loads(self.result(variant, seed).read_text(encoding="utf-8"))
+                for seed in seeds
+                if self.result(variant, seed).exists()
+            }
+            for variant in variants
+        }
+
+
+def share(low_high: tuple[float, float], signed: bool = False) -> str:
+    """An interval in percent."""
+    return " to ".join(f"{100 * value:+.0f}" if signed else f"{100 * value:.0f}" for value in low_high)
+
+
+def compared(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]]) -> Paired:
+    """The same scenes after training from the same seeds."""
+    total = Paired(0, 0, 0, 0)
+    for seed in first.keys() & second.keys():
+        one, other = first[seed]["success"], second[seed]["success"]
+        pairs = [(one[scene], other[scene]) for scene in one.keys() & other.keys()]
+        kinds = ((True, True), (True, False), (False, True), (False, False))
+        total += Paired(*(pairs.count(kind) for kind in kinds))
+    return total
+
+
+def show(results: dict[str, dict[int, dict[str, Any]]]) -> None:
+    """Two tables in Markdown."""
+    print("\nMean over seeds, plus or minus the standard deviation where it says so; success of all scenes together.\n")
+    print(
+        "| tokens | runs | success, % | 95 % | least, most | tokens/chunk | RMSE | nats/chunk | error of chunks | ms |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    for variant, runs in results.items():
+        if not runs:
+            continue
+        scenes = [sum(run["success"].values()) for run in runs.values()]
+        count = sum(len(run["success"]) for run in runs.values())
+
+        def mean(name: str, digits: int, runs: dict[int, dict[str, Any]] = runs, spread: bool = False) -> str:
+            values = [run[name] for run in runs.values()]
+            deviation = f" ± {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
+            return f"{statistics.mean(values):.{digits}f}{deviation}"
+
+        each = count / len(runs)
+        print(
+            f"| {variant} | {len(runs)} | {100 * sum(scenes) / count:.1f} | {share(wilson(sum(scenes), count))} | "
+            f"{100 * min(scenes) / each:.0f}, {100 * max(scenes) / each:.0f} | {mean('target_tokens', 2)} | "
+            f"{mean('rmse', 4)} | {mean('cross_entropy', 2, spread=True)} | {mean('action_l1', 4, spread=True)} | "
+            f"{mean('milliseconds', 0)} |"
+        )
+    print("\n| against plain | scenes | difference of success, % | 95 % | nats/chunk | tokens/chunk |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    plain = results.get(PLAIN, {})
+    for variant, runs in results.items():
+        common = sorted(plain.keys() & runs.keys())
+        if variant == PLAIN or not common:
+            continue
+        pairs = compared(plain, runs)
+        ratios = [
+            statistics.mean(runs[seed][name] / plain[seed][name] for seed in common)
+            for name in ("cross_entropy", "target_tokens")
+        ]
+        print(
+            f"| {variant} | {pairs.count} | {100 * pairs.difference:+.1f} | "
+            f"{share(paired_difference(pairs), signed=True)} | {ratios[0]:.3f} | {ratios[1]:.3f} |"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--seeds", type=int, default=5, help="of training: 0, 1, ...")
+    parser.add_argument("--steps", type=int, default=None, help=f"of training, else {PLAN.steps}")
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--toy", action="store_true", help="a toy instead of Meta-World, and next to no training")
+    parser.add_argument("--print_only", action="store_true")
+    options = parser.parse_args(arguments)
+    plan = TOY if options.toy else PLAN
+    plan = replace(plan, steps=options.steps or plan.steps)
+    comparison, seeds = Comparison(options.output_dir, plan), range(options.seeds)
+    if not options.print_only:
+        comparison.prepare(options.variants)
+        for seed in seeds:
+            for variant in options.variants:
+                if not comparison.result(variant, seed).exists():
+                    comparison.run(variant, seed)
+    show(comparison.results(options.variants, seeds))
+
+
+if __name__ == "__main__":
+    main()
