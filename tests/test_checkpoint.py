@@ -28,6 +28,7 @@ from pi0_fast.text_tokenizer import TinyTextTokenizer  # noqa: E402
 from pi0_fast.types import PolicyError, TokenizerError  # noqa: E402
 from tiny_policies import (  # noqa: E402
     ACTION,
+    CAMERAS,
     HORIZON,
     action_tokenizer,
     batch_of,
@@ -570,6 +571,43 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"fast_skip_tokens": 650}, ["fast_skip_tokens=650"]),
     ({"tokenizer_max_length": 0}, ["tokenizer_max_length"]),
 ]
+
+
+#: Settings of what a policy makes of its inputs, each with a value that its default is not.
+OF_INPUTS: dict[str, Any] = {
+    "state_clip": False,
+    "action_clip": False,
+    "prompt_format": "openpi",
+    "antialias_images": True,
+    "attend_missing_cameras": True,
+    "tokenizer_max_length": 3,
+    "max_action_tokens": 3,
+}
+
+
+@pytest.mark.parametrize("name", OF_INPUTS)
+def test_an_override_does_what_the_stored_setting_does(tmp_path: Path, name: str) -> None:
+    """Saved and loaded, every part is made from the configuration; an override must reach the same parts."""
+
+    def made(policy: PI0FastPolicy) -> Any:
+        batch = batch_of(cameras=1)  # one of two is missing
+        batch["observation.state"] = batch["observation.state"] - 100  # out of range, as are
+        batch["action"] = 3 * batch["action"]
+        batch[CAMERAS[0]] = np.random.default_rng(0).integers(0, 256, (3, 40, 50, 3), np.uint8)
+        try:
+            found = policy.preparation.training(batch)
+        except PolicyError as error:
+            return str(error)
+        ids = np.where(found.prompt.valid, found.prompt.ids, -1)
+        return ids.tolist(), found.images.tolist(), found.camera_valid.tolist(), found.counts
+
+    two = new_policy(cameras=2)
+    two.save_pretrained(tmp_path / "two")
+    before = made(two)
+    overridden = PI0FastPolicy.from_pretrained(tmp_path / "two", overrides={name: OF_INPUTS[name]})
+    overridden.save_pretrained(tmp_path / "again")
+    assert made(overridden) == made(PI0FastPolicy.from_pretrained(tmp_path / "again"))
+    assert made(overridden) != before
 
 
 @pytest.mark.parametrize(("overrides", "words"), REFUSED, ids=[next(iter(case[0])) for case in REFUSED])

@@ -260,8 +260,8 @@ def _read_once(
         folder, prefix = _robot_folder(folder, robot)
     stored = read_config(folder)
     details = read_details(folder)
-    processors = read_processors(folder, stored, statistics=statistics)
     config = _overridden(stored, overrides or {})
+    processors = read_processors(folder, replace(stored, action_clip=config.action_clip), statistics=statistics)
     given = {"action_tokenizer": action_tokenizer is not None, "text_tokenizer": text_tokenizer is not None}
     changed = {name for name in vars(config) if getattr(config, name) != getattr(stored, name)}
     copies = {kind: _copy(folder, details[kind]) for kind in LOCAL if kind in details and f"{kind}_name" not in changed}

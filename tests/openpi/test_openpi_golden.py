@@ -278,6 +278,31 @@ def test_the_prompt_format_is_needed(policy: PI0FastPolicy) -> None:
         assert abs(openpi(batch)[0].item() - lerobot(batch)[0].item()) > 1e-3
 
 
+@pytest.mark.parametrize("switch", ["state_clip", "action_clip"])
+def test_not_clipping_is_needed(golden: Any, policy: PI0FastPolicy, switch: str) -> None:
+    """A state below its range has a bin of its own in openpi, and actions outside theirs keep what lies outside."""
+    assert getattr(policy.config, switch) is False
+    clipping = PI0FastPolicy.from_pretrained(golden[0], overrides={switch: True})
+    state = -40.0 if switch == "state_clip" else 0.0
+    batch = {
+        "observation.state": np.full((1, 4), state, np.float32),
+        "task": "stop",
+        "action": np.linspace(-1, 3, 18, dtype=np.float32).reshape(1, 6, 3) + state,
+        "observation.images.base_0_rgb": np.zeros((1, 8, 8, 3), np.uint8),
+    }
+    found = {made: made.preparation.training(batch).prompt for made in (policy, clipping)}
+    texts = [
+        "".join(made.preparation.prompt.text_tokenizer.piece(number) for number in prompt.ids[0].tolist())
+        for made, prompt in found.items()
+    ]
+    assert ["-1▁-1▁-1▁-1" in text for text in texts] == [switch == "state_clip", False]
+    targets = [prompt.ids[prompt.label].tolist() for prompt in found.values()]
+    assert (targets[0] != targets[1]) == (switch == "action_clip")
+    with torch.no_grad():
+        losses_of_both = [made(batch)[0].item() for made in found]
+    assert abs(losses_of_both[0] - losses_of_both[1]) > 1e-3
+
+
 def test_antialiasing_is_needed(shared: Path, policy: PI0FastPolicy) -> None:
     """A real frame, resized both ways and by Pillow, which is what openpi resizes with."""
     pytest.importorskip("av")
