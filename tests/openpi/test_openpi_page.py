@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
 import shutil
 from pathlib import Path
@@ -48,3 +49,20 @@ def test_the_commands_for_real_checkpoints_are_parsed() -> None:
     for name, *arguments in given:
         command = COMMANDS[name]
         command.parse(command.config_class, arguments, f"pi0-fast {name}").validate()
+
+
+def test_the_picture_of_the_two_resizes(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a recorded frame: openpi's way takes the edges off, and only these."""
+    pytest.importorskip("av")
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "two.png"
+    flags = ["--root", str(shared / "data" / "g1_inspire_video_v21"), "--output", str(picture)]
+    monkeypatch.setattr("sys.argv", ["two_resizes.py", *flags])
+    runpy.run_path(str(PAGE.parents[1] / "examples" / "two_resizes.py"), run_name="__main__")
+    found = re.search(r"mean difference is ([\d.]+) of 255 levels, the largest (\d+)", capsys.readouterr().out)
+    assert found is not None
+    assert 0.2 < float(found[1]) < 3
+    assert int(found[2]) > 20
+    assert picture.stat().st_size > 10_000
