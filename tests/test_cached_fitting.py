@@ -110,7 +110,7 @@ def test_metadata_says_what_was_fitted(dataset: Path, tmp_path: Path) -> None:
 
 
 def starts_of(root: Path, n_samples: int, chunk_size: int = 10, seed: int = 42) -> dict[int, list[int]]:
-    settings = cached_fitting._Settings(n_samples, chunk_size, seed, 10.0, 256, "plain", None)
+    settings = cached_fitting._Settings(n_samples, chunk_size, seed, 10.0, 256, "plain", 0.0, "frequency", None)
     reader = LeRobotReader("local/walk", root)
     found = cached_fitting._sampled_starts(reader, tuple(reader.episodes), settings)
     return {index: starts.tolist() for index, starts in found.items()}
@@ -264,6 +264,25 @@ def test_two_normalisations_contradict(dataset: Path, tmp_path: Path) -> None:
         fit(dataset, tmp_path, normalizer=other)
 
 
+def test_the_encoder_and_the_order_are_those_of_the_command(dataset: Path, tmp_path: Path) -> None:
+    """Both travel with the tokenizer, and do what `FastTokenizer.fit` does with them."""
+    plain, cheap = (FastTokenizer.from_pretrained(fit(dataset, tmp_path, rate_weight=weight)) for weight in (0, 2.0))
+    assert (plain.rate_weight, cheap.rate_weight) == (0, 2.0)
+    chunks = np.stack([walk[:10] for walk in walks(LENGTHS) if len(walk) >= 10])
+    counts = [sum(map(len, made.encode_actions(chunks))) for made in (plain, cheap)]
+    assert counts[1] < counts[0]
+    by_dimension = FastTokenizer.from_pretrained(fit(dataset, tmp_path, order="dimension"))
+    assert (plain.order, by_dimension.order) == ("frequency", "dimension")
+    np.testing.assert_allclose(
+        by_dimension.decode_actions(by_dimension.encode_actions(chunks)),
+        plain.decode_actions(plain.encode_actions(chunks)),
+        atol=1e-6,
+    )
+    for wrong in ({"rate_weight": -1}, {"rate_weight": float("nan")}, {"rate_weight": True}, {"order": "random"}):
+        with pytest.raises(UsageError):
+            fit(dataset, tmp_path, **wrong)
+
+
 # --- signature and cache ----------------------------------------------------------------------------------------------
 
 
@@ -283,6 +302,8 @@ def test_everything_that_changes_the_result_changes_the_signature(
         {"scale": [10, 10, 10]},
         {"vocab_size": 257},
         {"symbol_format": "reference"},
+        {"rate_weight": 0.5},
+        {"order": "dimension"},
         {"normalization_mode": "MIN_MAX"},
         {"statistics": {"q01": [0] * 3, "q99": [1] * 3, "min": [0] * 3, "max": [1] * 3}},
         {"normalizer": Normalizer.fit(lambda: walks(LENGTHS), "QUANTILES")},
@@ -298,7 +319,7 @@ def test_everything_that_changes_the_result_changes_the_signature(
         fit(dataset, tmp_path, **changes)
     monkeypatch.setattr(cached_fitting, "FIT_VERSION", 2)
     fit(dataset, tmp_path)
-    assert len(set(made)) == len(made) == 16
+    assert len(set(made)) == len(made) == 18
 
 
 def test_what_does_not_change_the_result_does_not_change_the_signature(dataset: Path, tmp_path: Path) -> None:
@@ -311,6 +332,7 @@ def test_what_does_not_change_the_result_does_not_change_the_signature(dataset: 
     info = json.loads((copy / "meta/info.json").read_text())
     (copy / "meta/info.json").write_text(json.dumps({**info, "robot_type": "another"}, indent=8))
     changes = {"scale": np.float32(10), "n_samples": np.int64(120), "timeout_s": 5, "normalization_mode": "quantiles"}
+    changes |= {"rate_weight": 0, "order": "frequency"}
     assert fit(copy, tmp_path / "b", **changes).name == fit(dataset, tmp_path / "a").name
 
 

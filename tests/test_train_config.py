@@ -158,6 +158,7 @@ def test_every_setting_of_a_policy_is_a_flag_or_has_a_reason_not_to_be() -> None
     assert flags - settings == {
         *("type", "path", "architecture", "statistics", "enable_fast_action_loss", "auto_fit_fast_tokenizer"),
         *("fast_tokenizer_cache_dir", "fast_tokenizer_fit_samples", "freeze_vision_encoder"),
+        *("fast_tokenizer_rate_weight", "fast_tokenizer_order"),
     }
 
 
@@ -271,6 +272,10 @@ def test_the_directory_depends_on_the_time() -> None:
         ([*MINIMAL, "--eval_freq=0", "--max_eval_samples=9"], "--max_eval_samples has no effect with --eval_freq=0"),
         ([*MINIMAL, "--policy.fast_tokenizer_cache_dir=x"], "without --policy.auto_fit_fast_tokenizer=true"),
         ([*MINIMAL, "--policy.fast_tokenizer_fit_samples=9"], "without --policy.auto_fit_fast_tokenizer=true"),
+        ([*MINIMAL, "--policy.fast_tokenizer_rate_weight=1"], "without --policy.auto_fit_fast_tokenizer=true"),
+        ([*MINIMAL, "--policy.fast_tokenizer_order=dimension"], "without --policy.auto_fit_fast_tokenizer=true"),
+        ([*MINIMAL, "--policy.fast_tokenizer_order=auto"], "one of frequency, dimension"),
+        ([*MINIMAL, "--policy.fast_tokenizer_rate_weight=-1"], "at least 0"),
         ([*MINIMAL, "--peft.target_modules=[]"], "--peft.target_modules is empty"),
         ([*MINIMAL, "--peft.r=4", "--freeze=[x]"], "only adapters are trained"),
         ([*MINIMAL, "--peft.method_type=DORA"], "one of LORA"),
@@ -327,6 +332,8 @@ def test_what_is_saved_reads_back_the_same(tmp_path: Path) -> None:
         "auto_fit_fast_tokenizer": False,
         "fast_tokenizer_cache_dir": "~/.cache/pi0_fast/tokenizers",
         "fast_tokenizer_fit_samples": 1024,
+        "fast_tokenizer_rate_weight": 0.0,
+        "fast_tokenizer_order": "frequency",
         "freeze_vision_encoder": False,
         "optimizer_betas": [0.8, 0.9],
     }

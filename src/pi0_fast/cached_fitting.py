@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from pi0_fast.actions import layout
 from pi0_fast.actions.chunks import ActionSelection, dim_ranges, format_dims, window_count
+from pi0_fast.actions.dct import Order, checked_order
 from pi0_fast.actions.directory import METADATA, NORMALIZER
 from pi0_fast.actions.normalize import NormalizationMode, Normalizer, Statistics
 from pi0_fast.actions.report import token_statistics
@@ -68,6 +69,8 @@ def fit_fast_tokenizer(
     statistics: Statistics | Mapping[str, Any] | None = None,
     normalizer: Normalizer | None = None,
     symbol_format: Literal["plain", "reference"] = "plain",
+    rate_weight: float = 0.0,
+    order: Order = "frequency",
     episodes: Sequence[int] | None = None,
 ) -> str:
     """The directory of a FAST tokenizer fitted on a LeRobot dataset: from the cache, or fitted now by one process.
@@ -93,7 +96,7 @@ def fit_fast_tokenizer(
         chunk_size: steps H of a chunk.
         seed: of the sample.
         root: directory of the dataset; the network is then never touched for it.
-        scale, vocab_size, symbol_format: see `FastTokenizer.fit`.
+        scale, vocab_size, symbol_format, rate_weight, order: see `FastTokenizer.fit`.
         episodes: indices of those to fit on, such as the ones that are not held out; None for all.
         timeout_s: how long to wait for the process that fits.
         revision, local_files_only: see `pi0_fast.data.open_dataset`.
@@ -121,6 +124,8 @@ def fit_fast_tokenizer(
         scale=_scale(scale),
         vocab_size=_whole("vocab_size", vocab_size, 2),
         symbol_format=symbol_format,
+        rate_weight=_weight(rate_weight),
+        order=checked_order(order),
         base=None if base_tokenizer_name is None else str(base_tokenizer_name),
     )
     if symbol_format not in ("plain", "reference"):
@@ -161,6 +166,8 @@ class _Settings:
     scale: float | list[float]
     vocab_size: int
     symbol_format: Literal["plain", "reference"]
+    rate_weight: float
+    order: Order
     base: str | None
 
 
@@ -183,6 +190,14 @@ def _scale(value: Any) -> float | list[float]:
     if array.ndim > 1 or array.size == 0 or not np.isfinite(array).all() or not (array > 0).all():
         raise UsageError(f"scale must be a number above 0, or one for each dimension, not {value!r}")
     return float(array) if array.ndim == 0 else [float(number) for number in array]
+
+
+def _weight(value: Any) -> float:
+    """0 and 0.0 are one weight, as in `_scale`."""
+    number = value if isinstance(value, (int, float, np.number)) and not isinstance(value, bool) else np.nan
+    if not 0 <= number < np.inf:
+        raise UsageError(f"rate_weight must be a number of at least 0, not {value!r}")
+    return float(number)
 
 
 def _check_base(name: str | None, local_files_only: bool) -> None:
@@ -429,11 +444,14 @@ def _fit(
         normalizer = Normalizer.fit(data.statistics_blocks, normalization, names=data.names, selection=data.selection)
     for line in normalizer.guard_report():
         logger.warning("%s", line)
-    fitter = TokenizerFitter(settings.chunk_size, data.selection.size, scale=settings.scale)
+    fitter = TokenizerFitter(settings.chunk_size, data.selection.size, scale=settings.scale, order=settings.order)
     for chunks in data.chunks(settings.chunk_size):
         fitter.add(normalizer.apply(chunks))
     tokenizer = fitter.finish(
-        vocab_size=settings.vocab_size, symbol_format=settings.symbol_format, normalizer=normalizer
+        vocab_size=settings.vocab_size,
+        symbol_format=settings.symbol_format,
+        normalizer=normalizer,
+        rate_weight=settings.rate_weight,
     )
     lengths, uses = fitter.token_usage(tokenizer)
     metadata = _metadata(data, normalizer, tokenizer, settings, signature, lengths)

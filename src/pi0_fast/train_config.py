@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pi0_fast.actions.dct import ORDERS
 from pi0_fast.configs import (
     NORMALIZATION_MODES,
     check_choice,
@@ -382,6 +383,18 @@ class PolicyOptions:
         "~/.cache/pi0_fast/tokenizers", group=_TOKENIZERS, help="Where fitted tokenizers are kept."
     )
     fast_tokenizer_fit_samples: int = option(1024, group=_TOKENIZERS, help="Chunks to fit on, at most.")
+    fast_tokenizer_rate_weight: float = option(
+        0.0,
+        group=_TOKENIZERS,
+        help="Rate weight of the fitted tokenizer: above 0 it looks for fewer tokens, at some error; "
+        "see train-tokenizer.",
+    )
+    fast_tokenizer_order: str = option(
+        "frequency",
+        group=_TOKENIZERS,
+        help=f"Order of the fitted tokenizer's coefficients, one of {', '.join(ORDERS)}; LeRobot's own policy can "
+        "decode the first alone.",
+    )
 
     device: str | None = option(
         None, group=_COMPUTE, help="cuda, cuda:1, mps or cpu.", shown="the first of cuda, mps, cpu that is there"
@@ -483,12 +496,17 @@ class PolicyOptions:
             if getattr(self, name) is not None:
                 check_choice(f"policy.{name}", getattr(self, name), allowed)
         check_whole("policy.fast_tokenizer_fit_samples", self.fast_tokenizer_fit_samples, 1)
+        check_choice("policy.fast_tokenizer_order", self.fast_tokenizer_order, ORDERS)
+        if check_number("policy.fast_tokenizer_rate_weight", self.fast_tokenizer_rate_weight) < 0:
+            raise UsageError(
+                f"--policy.fast_tokenizer_rate_weight must be at least 0, not {self.fast_tokenizer_rate_weight}"
+            )
         if self.enable_fast_action_loss is False:
             raise UsageError(
                 "--policy.enable_fast_action_loss=false leaves nothing to train: pi0-FAST has no other loss"
             )
         if not self.auto_fit_fast_tokenizer:
-            _unchanged(self, "policy.", ("fast_tokenizer_cache_dir", "fast_tokenizer_fit_samples"), _AUTO_FIT)
+            _unchanged(self, "policy.", _OF_THE_FIT, _AUTO_FIT)
         self._validate_start()
         if self.pushes and (self.repo_id is None or not is_repository(self.repo_id)):
             raise UsageError(
@@ -517,10 +535,13 @@ class PolicyOptions:
                     raise UsageError(f"--policy.{name} has no effect without a checkpoint to begin with")
 
 
+#: Options of the tokenizer that is fitted before training.
+_OF_THE_FIT = tuple(f"fast_tokenizer_{name}" for name in ("cache_dir", "fit_samples", "rate_weight", "order"))
 #: Options that are no fields of PI0FastConfig, or not set as given.
 _NOT_SETTINGS = (
     *("type", "path", "architecture", "statistics", "enable_fast_action_loss", "auto_fit_fast_tokenizer"),
-    *("fast_tokenizer_cache_dir", "fast_tokenizer_fit_samples", "freeze_vision_encoder", "pretrained_path"),
+    *("freeze_vision_encoder", "pretrained_path"),
+    *_OF_THE_FIT,
 )
 
 
@@ -911,7 +932,7 @@ def parse_train(config_class: type[TrainConfig], argv: Sequence[str], program: s
 _OF_THE_RUN = (
     *("policy.path", "policy.pretrained_path", "policy.pretrained_revision", "policy.architecture"),
     *("policy.paligemma_variant", "policy.text_tokenizer_name", "policy.action_tokenizer_name"),
-    *("policy.auto_fit_fast_tokenizer", "policy.fast_tokenizer_cache_dir", "policy.fast_tokenizer_fit_samples"),
+    *("policy.auto_fit_fast_tokenizer", *(f"policy.{name}" for name in _OF_THE_FIT)),
     *("policy.statistics", "policy.normalization_mapping", "policy.use_relative_actions"),
     *("policy.relative_exclude_joints", "policy.action_feature_names", "policy.chunk_size"),
     *("policy.prompt_format", "policy.fast_skip_tokens", "policy.image_resolution", "policy.empty_cameras"),

@@ -205,6 +205,12 @@ def test_auto_fit_finds_what_it_fitted_before(home: Path, tmp_path: Path) -> Non
     assert len(prints) == 1
 
 
+def test_auto_fit_takes_the_encoder_and_the_order_that_are_asked_for(home: Path, tmp_path: Path) -> None:
+    asked = {"policy.fast_tokenizer_rate_weight": 0.5, "policy.fast_tokenizer_order": "dimension"}
+    made = run(home, tmp_path / "a", **asked).policy.preparation.action_tokenizer
+    assert (made.rate_weight, made.order) == (0.5, "dimension")
+
+
 # --- from a checkpoint ----------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from pi0_fast.actions.chunks import split_episodes
+from pi0_fast.actions.dct import checked_order
 from pi0_fast.actions.normalize import NormalizationMode, Normalizer, Statistics
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.cached_fitting import fit_fast_tokenizer
@@ -846,6 +847,8 @@ class _Making:
             action_key=self.columns.action.key,
             state_key=self.columns.state.key,
             normalizer=normalizer,
+            rate_weight=options.fast_tokenizer_rate_weight,
+            order=checked_order(options.fast_tokenizer_order),
             episodes=self.data.training,
         )
         why = "fitted on this dataset"
