@@ -31,5 +31,5 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-interop .venv-pythons build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output
+	rm -rf $(VENV) .venv-interop .venv-pythons build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis demo_output tokens_and_success_output
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
