@@ -126,6 +126,9 @@ class Comparison:
             eval_freq=str(self.plan.steps), max_eval_samples="500", resume=str((place / "policy").exists()).lower(),
             policy__action_tokenizer_name=str(self.tokenizer(variant)),
         )  # fmt: skip
+        # Training that a signal ends saves and ends well, but is not finished.
+        if int((place / "policy/checkpoints/last").resolve().name) != self.plan.steps:
+            sys.exit(f"the training in {place} was stopped; call again to go on")
         policy = place / "policy/checkpoints/last/pretrained_model"
         driven = place / "evaluation"
         resume = str(driven.exists()).lower()
