@@ -80,7 +80,8 @@ ACTIONS += [
 # Inside model/, from top to bottom; torch begins here.
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
 TRAINING = ["launch", "watch", "processes", "sharding"]
-TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora", "setup", "audit"]
+TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora"]
+TRAINING += ["decisions", "device", "start", "opening", "settings", "setup", "audit"]
 TRAINING += ["mixture_report"]
 TRAINING += ["optimizer", "metrics", "baselines", "validation", "simulation", "loop"]
 OPENPI = ["orbax", "leaves", "filling", "statistics", "convert"]

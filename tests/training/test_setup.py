@@ -30,7 +30,8 @@ from pi0_fast.text_tokenizer import TinyTextTokenizer  # noqa: E402
 from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training import setup  # noqa: E402
 from pi0_fast.training.audit import audit  # noqa: E402
-from pi0_fast.training.setup import Run, choose_device, set_up  # noqa: E402
+from pi0_fast.training.device import choose_device, settle_tf32  # noqa: E402
+from pi0_fast.training.setup import Run, set_up  # noqa: E402
 from pi0_fast.types import DatasetError, PolicyError, UsageError  # noqa: E402
 
 TOP = "observation.images.top"
@@ -206,7 +207,8 @@ def test_auto_fit_finds_what_it_fitted_before(home: Path, tmp_path: Path) -> Non
 
 
 def test_auto_fit_takes_the_encoder_and_the_order_that_are_asked_for(home: Path, tmp_path: Path) -> None:
-    asked = {"policy.fast_tokenizer_rate_weight": 0.5, "policy.fast_tokenizer_order": "dimension"}
+    asked: dict[str, Any] = {"policy.fast_tokenizer_rate_weight": 0.5, "policy.fast_tokenizer_order": "dimension"}
+    asked["policy.fast_tokenizer_cache_dir"] = tmp_path / "tokenizers"
     made = run(home, tmp_path / "a", **asked).policy.preparation.action_tokenizer
     assert (made.rate_weight, made.order) == (0.5, "dimension")
 
@@ -619,7 +621,7 @@ def test_how_cuda_multiplies(allowed: bool, shown: str) -> None:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     try:
-        decision = setup._settle_tf32(allowed)
+        decision = settle_tf32(allowed)
         assert (matmul.allow_tf32, cudnn.allow_tf32) == (allowed, allowed)
     finally:
         matmul.allow_tf32, cudnn.allow_tf32 = before

@@ -1,14 +1,13 @@
 """Everything that a training run needs before its first step: the dataset, the policy, and what was decided on the way.
 
-`set_up` joins what the command said (train_config.py), what the checkpoint says (config.json and its neighbours) and
-what the dataset holds. Decisions that nobody spelt out are printed and kept for the report. Left out: the report itself
-(audit.py), the optimizer, the loop.
+`set_up` joins what the command said (train_config.py), what the checkpoint says (start.py) and what the datasets hold
+(opening.py), settles the settings (settings.py), and makes the policy. Decisions that nobody spelt out are printed and
+kept for the report. Left out: the report itself (audit.py), the optimizer, the loop.
 """
 
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,12 +16,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from pi0_fast.actions.chunks import split_episodes
 from pi0_fast.actions.dct import checked_order
-from pi0_fast.actions.normalize import NormalizationMode, Normalizer, Statistics
+from pi0_fast.actions.normalize import Normalizer, Statistics
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.cached_fitting import fit_fast_tokenizer
 from pi0_fast.checkpoint import (
@@ -30,7 +27,6 @@ from pi0_fast.checkpoint import (
     LOCAL,
     ROBOTS,
     check_fingerprints,
-    find_checkpoint,
     fingerprints_of,
     normalization_fingerprint,
     read_checkpoint,
@@ -38,9 +34,8 @@ from pi0_fast.checkpoint import (
     with_tokenizers,
     write_files,
 )
-from pi0_fast.data.reader import LeRobotReader, open_dataset
+from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.display import say, warn
-from pi0_fast.hub import download_snapshot
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
 from pi0_fast.model.paligemma import PaliGemma
@@ -49,52 +44,32 @@ from pi0_fast.parsing import expanded
 from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.policy_config import (
     ACTION_KEY,
-    STATE_KEY,
     PI0FastConfig,
-    PolicyFeature,
     read_config,
-    read_details,
 )
-from pi0_fast.processors import FeatureStatistics, PolicyProcessors, read_processors
+from pi0_fast.processors import FeatureStatistics, PolicyProcessors
 from pi0_fast.text_tokenizer import TextTokenizer
-from pi0_fast.train_config import CHECKPOINTS, PRETRAINED_MODEL, Member, TrainConfig
+from pi0_fast.train_config import CHECKPOINTS, Member, TrainConfig
 from pi0_fast.training import lora
-from pi0_fast.training.features import Columns, action_selection, choose_columns, data_statistics, relative_names
+from pi0_fast.training.decisions import Decision
+from pi0_fast.training.device import absent, choose_device, settle_tf32
+from pi0_fast.training.features import Columns, action_selection, data_statistics, relative_names
 from pi0_fast.training.frames import FrameDataset
 from pi0_fast.training.loader import TrainBatches, train_batches
 from pi0_fast.training.mixture import MixedFrames, MixedPreparation
+from pi0_fast.training.opening import Data, check_pictures, fetch_videos, frames_of, open_datasets
 from pi0_fast.training.sampler import BatchSampler, MixtureSampler
+from pi0_fast.training.settings import config_of_another, settled_config
+from pi0_fast.training.start import Start
 from pi0_fast.training.states import newest_checkpoint
-from pi0_fast.training.transforms import ImageTransforms
-from pi0_fast.types import DatasetError, PolicyError, UsageError
+from pi0_fast.types import PolicyError, UsageError
 
-#: Settings that the weights were trained with; all others of a checkpoint are only its own habits.
-_OF_THE_WEIGHTS = (
-    *("paligemma_variant", "image_resolution", "fast_skip_tokens", "text_tokenizer_name", "action_tokenizer_name"),
-    *("use_relative_actions", "relative_exclude_joints", "prompt_format", "state_clip", "action_clip", "position_gap"),
-    *("attend_missing_cameras", "antialias_images", "count_padding_in_positions"),
-)
-#: Settings that --resume does not take from the command line: they are the checkpoint's.
-_FIXED = (
-    *("text_tokenizer_name", "action_tokenizer_name", "normalization_mapping", "use_relative_actions", "device"),
-    *("relative_exclude_joints", "action_feature_names", "paligemma_variant", "pretrained_revision", "optimizer_fused"),
-)
 #: Of the checkpoint or of the dataset, not of training.
 _NOT_CHANGED = (
     *("input_features", "output_features", "normalization_mapping", "pretrained_path", "action_feature_names"),
 )
-_DEVICES = ("cuda", "mps", "cpu")
 #: Decisions that are not about one dataset.
 _OF_THE_RUN = ("device", "dtype", "weights", "checkpoint")
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One thing that was decided before training: what, its value, and why."""
-
-    what: str
-    value: str
-    why: str
 
 
 @dataclass
@@ -227,22 +202,22 @@ def set_up(config: TrainConfig) -> Run:
         PI0FastPolicy.check_push_to_hub(config.policy.repo_id, private=bool(config.policy.private))
     decisions: list[Decision] = []
     device = choose_device(config.policy.device)
-    decisions.append(Decision("device", str(device), "asked for" if config.policy.device else _absent(device)))
+    decisions.append(Decision("device", str(device), "asked for" if config.policy.device else absent(device)))
     if config.cudnn_deterministic:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         if device.type != "cuda":
             warn(f"--cudnn_deterministic changes nothing on {device.type}")
     if device.type == "cuda":
-        decisions.append(_settle_tf32(config.allow_tf32))
-    start = _Start.of(config)
-    first, *others = _open_datasets(config, start)
-    _check_pictures(config, [first, *others])
-    policy_config = _policy_config(config, start.of_dataset(first.member.name), first, device, decisions)
+        decisions.append(settle_tf32(config.allow_tf32))
+    start = Start.of(config)
+    first, *others = open_datasets(config, start)
+    check_pictures(config, [first, *others])
+    policy_config = settled_config(config, start.of_dataset(first.member.name), first, device, decisions)
     if others and config.policy.statistics == "checkpoint":
         raise UsageError("--policy.statistics=checkpoint: a checkpoint has those of one dataset, and there are several")
     run = _run(config, first, policy_config, start, device, decisions, None)
     for data in others:
-        settled = _config_of(data, policy_config, config.policy.action_feature_names)
+        settled = config_of_another(data, policy_config, config.policy.action_feature_names)
         run.others.append(_run(config, data, settled, start, device, [], run))
     if config.peft is not None and not config.resume:
         lora.add_adapters(run.policy.model, config.peft, config.seed)
@@ -258,19 +233,19 @@ def set_up(config: TrainConfig) -> Run:
 
 def _run(
     config: TrainConfig,
-    data: _Data,
+    data: Data,
     policy_config: PI0FastConfig,
-    start: _Start,
+    start: Start,
     device: torch.device,
     decisions: list[Decision],
     first: Run | None,
 ) -> Run:
     """One dataset with its policy; the model is the first one's, where there is one."""
     reader, columns = data.reader, data.columns
-    _fetch_videos(reader, columns)
+    fetch_videos(reader, columns)
     horizon = policy_config.chunk_size
-    frames = _frames(config, reader, columns, horizon, data.training, transformed=True)
-    held = _frames(config, reader, columns, horizon, data.held_out) if data.held_out else None
+    frames = frames_of(config, reader, columns, horizon, data.training, transformed=True)
+    held = frames_of(config, reader, columns, horizon, data.held_out) if data.held_out else None
     if config.eval_freq and held is not None and not len(held.whole):
         raise UsageError(
             f"--dataset.val_fraction: none of the held-out episodes of {reader.repo_id} "
@@ -313,434 +288,6 @@ def _is_leftover(entry: Path) -> bool:
     return entry.name in ("report.json", "metrics.jsonl", "metrics.png")
 
 
-# --- device -------------------------------------------------------------------------------------------------
-
-
-def _present_devices() -> list[str]:
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    return [name for name in _DEVICES if there[name]]
-
-
-def choose_device(asked: str | None) -> torch.device:
-    """The device asked for, or the first of cuda, mps and cpu that this machine has.
-
-    Raises:
-        PolicyError: it is no device, or not there; the message says which are.
-    """
-    present = _present_devices()
-    if asked is None:
-        return torch.device(present[0])
-    try:
-        device = torch.device(asked)
-    except RuntimeError as error:
-        raise PolicyError(f"--policy.device={asked} is no device; there is: {', '.join(present)}") from error
-    count = torch.cuda.device_count() if device.type == "cuda" else 1
-    if device.type not in present or (device.index or 0) >= count:
-        number = f" (number 0 to {count - 1})" if device.type in present and count else ""
-        raise PolicyError(
-            f"--policy.device={asked}: this machine has no such device; there is: {', '.join(present)}{number}"
-        )
-    return device
-
-
-def _settle_tf32(allowed: bool) -> Decision:
-    """How cuda multiplies float32 numbers."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-    why = "faster by far; --allow_tf32=false: with all bits" if allowed else "--allow_tf32=false"
-    return Decision("products of float32", "TF32" if allowed else "float32", why)
-
-
-def _absent(device: torch.device) -> str:
-    missing = _DEVICES[: _DEVICES.index(device.type)]
-    return f"there is no {' and no '.join(missing)}" if missing else "the first choice"
-
-
-# --- dataset ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Data:
-    """A dataset: what the command says of it, its columns, its episodes, and the inputs of a policy made for all."""
-
-    member: Member
-    reader: LeRobotReader
-    columns: Columns
-    training: tuple[int, ...]
-    held_out: tuple[int, ...]
-    inputs: dict[str, PolicyFeature]
-
-
-def _open_datasets(config: TrainConfig, start: _Start) -> list[_Data]:
-    """The datasets. A new policy has the cameras of all of them, and each dataset lacks those of the others."""
-    members = config.members
-    if config.resume and start.folder is not None:
-        saved, named = robots(start.folder), [member.name for member in members]
-        if (saved or named[:1]) != named:
-            raise UsageError(
-                f"--resume: the run has the datasets {', '.join(saved) or 'of one name only'}, the command names "
-                f"{', '.join(named)}"
-            )
-    readers = [open_dataset(member.repo_id, root=member.root, revision=member.revision) for member in members]
-    if members[0].rename_is_shared:
-        members = [_with_own_renames(member, reader, readers) for member, reader in zip(members, readers, strict=True)]
-    columns = []
-    for member, reader in zip(members, readers, strict=True):
-        own_start = start.of_dataset(member.name)
-        stored = own_start.config if start.keeps_cameras else None
-        columns.append(choose_columns(reader, member, stored, own_start.renames))
-    cameras: dict[str, PolicyFeature] = {}
-    for own, reader in zip(columns, readers, strict=True):
-        for key, feature in own.inputs(reader).items():
-            if feature.type == "VISUAL":
-                cameras.setdefault(key, feature)
-    found = []
-    for member, reader, own in zip(members, readers, columns, strict=True):
-        if cameras and not own.cameras:
-            raise UsageError(
-                f"{member.repo_id} has no camera, but the policy looks at {', '.join(cameras)}: leave that dataset out"
-            )
-        there = {own.policy_name(key) for key in own.cameras}
-        lacking = tuple(key for key in cameras if key not in there and key not in own.missing_cameras)
-        found.append(
-            _Data(
-                member,
-                reader,
-                replace(own, missing_cameras=(*own.missing_cameras, *lacking)),
-                *_episodes(config, member, reader),
-                {**cameras, STATE_KEY: PolicyFeature("STATE", own.state.shape)},
-            )
-        )
-    return found
-
-
-def _with_own_renames(member: Member, reader: LeRobotReader, readers: list[LeRobotReader]) -> Member:
-    """Of a map that is given for all datasets, what concerns this one; each entry must concern one of them."""
-    given = member.rename_map or {}
-    for source in given:
-        if not any(source in other.features for other in readers):
-            names = ", ".join(other.repo_id for other in readers)
-            raise UsageError(f"--rename_map: none of the datasets {names} has a column {source!r}")
-    kept = {source: target for source, target in given.items() if source in reader.features}
-    return replace(member, rename_map=None if member.rename_map is None else kept)
-
-
-def _episodes(config: TrainConfig, member: Member, reader: LeRobotReader) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Episodes to train on and held-out ones."""
-    there = [record.index for record in reader.episodes]
-    asked = there if member.episodes is None else member.episodes
-    for index in asked:
-        if index not in there:
-            span = f"{there[0]} to {there[-1]}" if there else "none"
-            raise UsageError(f"--dataset.episodes: {reader.repo_id} has no episode {index}; it has {span}")
-    if not asked:
-        raise DatasetError(f"the dataset {reader.root} holds no episodes")
-    training, held_out = split_episodes(asked, config.dataset.val_fraction, config.seed)
-    if config.dataset.val_fraction and not held_out:
-        raise UsageError("--dataset.val_fraction: of a single episode nothing can be held out; leave it out")
-    return training, held_out
-
-
-def _fetch_videos(reader: LeRobotReader, columns: Columns) -> None:
-    """The videos of the cameras in use, for a dataset on the hub, of which only the numbers were fetched so far."""
-    keys = [key for key in columns.cameras if reader.feature(key).dtype == "video"]
-    if reader.origin == "hub" and keys:
-        download_snapshot(
-            reader.repo_id,
-            repo_type="dataset",
-            allow_patterns=[f"videos/*{key}/*" for key in keys],
-            searched=str(reader.root),
-            local_advice="pass a local directory as --dataset.root",
-            revision=reader.revision,
-        )
-
-
-def _frames(
-    config: TrainConfig,
-    reader: LeRobotReader,
-    columns: Columns,
-    chunk_size: int,
-    episodes: tuple[int, ...],
-    *,
-    transformed: bool = False,
-) -> FrameDataset:
-    options = config.dataset
-    amounts = asdict(options.image_transforms)
-    enabled = amounts.pop("enable")
-    return FrameDataset(
-        reader,
-        chunk_size=chunk_size,
-        camera_keys=columns.cameras,
-        state_key=columns.state.key,
-        action_key=columns.action.key,
-        episodes=episodes,
-        transforms=ImageTransforms(config.seed, **amounts) if transformed and enabled else None,
-        cache_dir=None if options.cache_dir is None else expanded("dataset.cache_dir", options.cache_dir),
-        whole_only=options.whole_chunks,
-    )
-
-
-# --- where the policy begins --------------------------------------------------------------------------------
-
-
-@dataclass
-class _Start:
-    """The checkpoint that a policy begins with, or none.
-
-    Attributes:
-        folder: its files; None for a model of random weights.
-        config: its settings as stored.
-        details: its pi0_fast.json's.
-        keeps_cameras: whether the policy's cameras are the checkpoint's.
-        whole: of the parts of one of several datasets (see `of_dataset`), the checkpoint that has the weights.
-    """
-
-    folder: Path | None
-    config: PI0FastConfig | None
-    details: dict[str, Any]
-    keeps_cameras: bool
-    whole: Path | None = None
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> _Start:
-        options = config.policy
-        if config.resume:
-            assert config.checkpoint is not None  # set_up found it
-            folder = config.checkpoint / PRETRAINED_MODEL
-        elif options.path or options.pretrained_path:
-            name = options.path or str(options.pretrained_path)
-            folder = find_checkpoint(name, revision=options.pretrained_revision)
-            if options.pretrained_revision is not None and Path(name).expanduser().is_dir():
-                raise UsageError(f"--policy.pretrained_revision has no effect with the local directory {name}")
-        else:
-            return cls(None, None, {}, False)
-        complete = any((folder / name).is_file() for name in (weights.SINGLE_FILE, weights.INDEX_FILE))
-        # Beside merged weights adapters are only for going on.
-        adapted = (folder / lora.ADAPTER_FILE).is_file() and (config.resume or not complete)
-        if adapted and not config.resume:
-            raise UsageError(
-                f"{folder} holds adapters: merge them first (pi0_fast.training.lora.merge_adapters), or go on with "
-                "--resume"
-            )
-        stored = lora.read_adapter_config(folder) if adapted else read_config(folder)
-        return cls(folder, stored, read_details(folder), config.resume or options.path is not None)
-
-    def of_dataset(self, name: str) -> _Start:
-        """What the checkpoint holds for a dataset that it was trained on among others; else what it holds as a whole.
-
-        Without this, a robot would be trained on with the tokens, units and names of the checkpoint's first one.
-        """
-        if self.folder is None or name not in robots(self.folder)[1:]:
-            return self
-        folder = self.folder / ROBOTS / name
-        return _Start(folder, read_config(folder), read_details(folder), self.keeps_cameras, self.folder)
-
-    @property
-    def weights(self) -> Path:
-        """The checkpoint that has the weights."""
-        folder = self.whole or self.folder
-        assert folder is not None
-        return folder
-
-    @property
-    def renames(self) -> dict[str, str]:
-        return {} if self.folder is None else self.nominal_processors.rename_map
-
-    @property
-    def nominal_processors(self) -> PolicyProcessors:
-        """The checkpoint's processors with unit ranges as statistics: for their names and modes."""
-        assert self.folder is not None
-        assert self.config is not None
-        config = self.config
-        sizes = {
-            STATE_KEY: config.state_dim if STATE_KEY in config.input_features else 1,
-            ACTION_KEY: config.action_dim if ACTION_KEY in config.output_features else 1,
-        }
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the files' peculiarities
-            return read_processors(
-                self.folder, config, statistics={key: _unit_ranges(size) for key, size in sizes.items()}
-            )
-
-    def stored_processors(self) -> PolicyProcessors:
-        """The checkpoint's processors with its statistics.
-
-        Raises:
-            PolicyError: it has none, or they cannot be used.
-        """
-        assert self.folder is not None
-        assert self.config is not None
-        return read_processors(self.folder, self.config)
-
-    def stored_statistics(self) -> dict[str, dict[str, Any]] | None:
-        """For the report; None where there is no checkpoint or it has no usable statistics."""
-        if self.folder is None:
-            return None
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                processors = self.stored_processors()
-        except PolicyError as error:
-            say(f"the checkpoint's statistics cannot be shown: {error}")
-            return None
-        return {
-            feature.key: {name: values.tolist() for name, values in feature.statistics.items()}
-            for feature in (processors.state, processors.action)
-        }
-
-    def architecture(self, given: str | None) -> Architecture | None:
-        """The sizes of the model, where something says them."""
-        if given is not None:
-            return Architecture.from_json(expanded("policy.architecture", given))
-        stored = self.details.get("architecture")
-        return None if stored is None else Architecture.from_json(stored)
-
-
-def _unit_ranges(size: int) -> dict[str, Any]:
-    values = {"min": -1, "max": 1, "mean": 0, "std": 1, "q01": -1, "q10": -1, "q50": 0, "q90": 1, "q99": 1}
-    return {name: np.full(size, value, np.float64) for name, value in values.items()}
-
-
-def _check_pictures(config: TrainConfig, datasets: list[_Data]) -> None:
-    """Refuse flags about pictures where no dataset has any.
-
-    Raises:
-        UsageError: there is one.
-    """
-    if any(data.columns.cameras for data in datasets):
-        return
-    for name, given in (
-        ("cache_dir", config.dataset.cache_dir is not None),
-        ("image_transforms.enable", config.dataset.image_transforms.enable),
-    ):
-        if given:
-            raise UsageError(f"--dataset.{name} has no effect: no camera is in use")
-
-
-def _policy_config(
-    config: TrainConfig,
-    start: _Start,
-    data: _Data,
-    device: torch.device,
-    decisions: list[Decision],
-) -> PI0FastConfig:
-    """The policy's settings: the checkpoint's or the defaults, then the flags, then what the dataset says."""
-    options = config.policy
-    given = {name: value for name, value in options.settings().items() if not (config.resume and name in _FIXED)}
-    dataset_inputs, outputs = data.inputs, data.columns.outputs()
-    if start.config is None:
-        base, inputs = PI0FastConfig(), dataset_inputs
-        sizes = start.architecture(options.architecture)
-        if sizes is not None:
-            base = replace(base, image_resolution=(sizes.vision.image_size, sizes.vision.image_size))
-    elif start.keeps_cameras and start.config.image_keys:
-        base = start.config
-        cameras = {key: feature for key, feature in base.input_features.items() if feature.type == "VISUAL"}
-        inputs = {**cameras, STATE_KEY: dataset_inputs[STATE_KEY]}
-    else:
-        base, inputs = start.config, dataset_inputs
-        if not start.keeps_cameras:
-            base = PI0FastConfig(**{name: getattr(base, name) for name in _OF_THE_WEIGHTS})
-    decided: dict[str, Any] = {
-        "input_features": inputs,
-        "output_features": outputs,
-        "device": str(device),
-        "push_to_hub": options.pushes,
-        "pretrained_path": options.path or options.pretrained_path,
-    }
-    if "dtype" not in given and not config.resume:
-        decided["dtype"] = "bfloat16" if device.type == "cuda" else "float32"
-        why = f"the default on {device.type}; --policy.dtype changes it"
-        decisions.append(Decision("dtype", str(decided["dtype"]), why))
-    else:
-        decisions.append(
-            Decision("dtype", str(given.get("dtype", base.dtype)), "asked for" if "dtype" in given else "the run's")
-        )
-    if not config.resume:
-        decided["action_feature_names"] = _action_names(options.action_feature_names, data, base.action_feature_names)
-    try:
-        settled = replace(base, **{**given, **decided})
-        if start.folder is not None and not config.resume:
-            settled = replace(settled, normalization_mapping=_modes(start, given))
-    except PolicyError as error:
-        raise UsageError(f"--policy: {error}") from error
-    if options.path is not None and options.pretrained_path is not None and not config.resume:
-        why = (
-            f"--policy.path gives settings and weights; --policy.pretrained_path={options.pretrained_path} is not read"
-        )
-        decisions.append(Decision("checkpoint", options.path, why))
-    _check_effects(given, settled, base)
-    return settled
-
-
-#: A setting -> another that it needs to change anything, and the value that it needs.
-_NEEDS: dict[str, tuple[str, bool]] = {
-    "compile_mode": ("compile_model", True),
-    "relative_exclude_joints": ("use_relative_actions", True),
-    "validate_action_token_prefix": ("constrained", False),
-}
-
-
-def _check_effects(given: Mapping[str, Any], settled: PI0FastConfig, base: PI0FastConfig) -> None:
-    """Refuse flags that change a setting which changes nothing.
-
-    Raises:
-        UsageError: there is one.
-    """
-    for name, (other, value) in _NEEDS.items():
-        if name in given and getattr(settled, other) is not value and getattr(settled, name) != getattr(base, name):
-            raise UsageError(f"--policy.{name} has no effect without --policy.{other}={str(value).lower()}")
-
-
-def _action_names(asked: list[str] | None, data: _Data, stored: list[str] | None = None) -> list[str] | None:
-    """Names of the action's dimensions: those asked for, else the dataset's, else the checkpoint's where they fit.
-
-    A checkpoint may be of a robot with as many joints in another order: what stays absolute goes by the data's names.
-
-    Raises:
-        UsageError: those asked for are not one for each dimension.
-    """
-    size = data.columns.action.shape[0]
-    if asked is not None and len(asked) != size:
-        raise UsageError(
-            f"--policy.action_feature_names has {len(asked)} names, but the actions of {data.member.repo_id} have "
-            f"{size} dimensions: give one for each, or leave it out for the dataset's names"
-        )
-    fitting = stored if stored is not None and len(stored) == size else None
-    return asked or data.columns.action_names or fitting
-
-
-def _config_of(data: _Data, first: PI0FastConfig, asked: list[str] | None) -> PI0FastConfig:
-    """The settings of a mixture's further dataset: the first one's, but for dimensions and their names.
-
-    Names that the command gives are the first one's; another dataset gets them where it has none, and they fit.
-    """
-    inputs = {key: feature for key, feature in first.input_features.items() if feature.type == "VISUAL"}
-    try:
-        return replace(
-            first,
-            input_features={**inputs, STATE_KEY: data.inputs[STATE_KEY]},
-            output_features=data.columns.outputs(),
-            action_feature_names=_action_names(None, data, asked),
-        )
-    except PolicyError as error:
-        raise UsageError(f"{data.member.name}: {error}") from error
-
-
-def _modes(start: _Start, given: Mapping[str, Any]) -> dict[str, NormalizationMode]:
-    """How state and action are normalised: as the checkpoint's were, unless the command says so outright."""
-    stored = start.nominal_processors
-    modes = {"VISUAL": NormalizationMode.IDENTITY, "STATE": stored.state.mode, "ACTION": stored.action.mode}
-    for type_, mode in (given.get("normalization_mapping") or {}).items():
-        asked = NormalizationMode.parse(mode)
-        if start.keeps_cameras and asked is not modes.get(type_):
-            raise UsageError(
-                f"--policy.normalization_mapping: {type_} is {asked}, but the checkpoint was trained with "
-                f"{modes.get(type_)}: leave it out, or begin with --policy.pretrained_path, which makes a new policy"
-            )
-        modes[type_] = asked
-    return modes
-
-
 # --- the policy ---------------------------------------------------------------------------------------------
 
 
@@ -750,8 +297,8 @@ class _Making:
 
     config: TrainConfig
     policy_config: PI0FastConfig
-    start: _Start
-    data: _Data
+    start: Start
+    data: Data
     statistics: dict[str, Statistics]
     device: torch.device
     decisions: list[Decision]
@@ -921,7 +468,7 @@ def _without(copies: Mapping[str, Path], kind: str) -> dict[str, Path]:
     return {name: path for name, path in copies.items() if name != kind}
 
 
-def _resumed_robot(settled: PI0FastConfig, start: _Start, name: str, model: PaliGemma) -> PI0FastPolicy:
+def _resumed_robot(settled: PI0FastConfig, start: Start, name: str, model: PaliGemma) -> PI0FastPolicy:
     """The policy of a further dataset, with the model that was read already."""
     assert start.folder is not None
     stored = read_config(start.folder / ROBOTS / name)
@@ -938,7 +485,7 @@ def _changes(settled: PI0FastConfig, stored: PI0FastConfig) -> list[str]:
     return [name for name in names if getattr(settled, name) != getattr(stored, name)]
 
 
-def _resumed(settled: PI0FastConfig, start: _Start, device: torch.device, config: TrainConfig) -> PI0FastPolicy:
+def _resumed(settled: PI0FastConfig, start: Start, device: torch.device, config: TrainConfig) -> PI0FastPolicy:
     """The policy of the checkpoint; only settings that belong to training may differ from the stored ones."""
     assert start.config is not None
     assert start.folder is not None
