@@ -132,7 +132,8 @@ def test_the_advice_is_what_is_not_set_already(home: Path, tmp_path: Path) -> No
     assert "max_decoding_steps" not in advice("a")  # 256 of them hold any of these chunks
     assert "auto_fit" not in advice("b")
     assert advice("c").endswith("or choose a smaller --policy.chunk_size")
-    fitted = next(path for path in (home / "tokenizers").iterdir() if path.is_dir())
+    decided = {decision.what: decision.value for decision in run_of(home, tmp_path / "x").decisions}
+    fitted = Path(decided["action tokenizer"])  # there may be others of other tests
     named = advice("d", **{"policy.action_tokenizer_name": fitted})
     assert named.endswith("or fit a tokenizer on this data (--policy.auto_fit_fast_tokenizer=true)")
     assert "max_decoding_steps=" in advice("e", **{"policy.max_decoding_steps": 12, "policy.constrained": "false"})

@@ -1,6 +1,6 @@
 """Where a policy begins: the checkpoint that the command names, or none, and what it says of the policy.
 
-Left out: reading the weights (setup.py), and what the dataset says (features.py).
+Left out: reading the weights (policies.py), and what the dataset says (features.py).
 """
 
 from __future__ import annotations
