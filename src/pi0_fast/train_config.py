@@ -1,8 +1,8 @@
 """What `pi0-fast train` can be told: every flag with its default, its checks, and the run that `--resume` goes on with.
 
 Names and defaults are LeRobot's; docs/from_lerobot.md lists what differs. Of the policy only what was *said* is kept
-(None: not said), because the checkpoint that a run begins with has settings of its own; training/setup.py joins the
-two. Left out: anything that opens the dataset or needs torch, and reading arguments and files (parsing.py).
+(None: not said), because the checkpoint that a run begins with has settings of its own; training/settings.py joins
+the two. Left out: anything that opens the dataset or needs torch, and reading arguments and files (parsing.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Everything that a training run needs before its first step: the dataset, the policy, and what was decided on the way.
 
 `set_up` joins what the command said (train_config.py), what the checkpoint says (start.py) and what the datasets hold
-(opening.py), settles the settings (settings.py), and has the policy made (policies.py). Decisions that nobody spelt out are printed and
-kept for the report. Left out: the report itself (audit.py), the optimizer, the loop.
+(opening.py), has the settings settled (settings.py) and the policy made (policies.py). Decisions that nobody spelt out
+are printed and kept for the report. Left out: the report itself (audit.py), the optimizer, the loop.
 """
 
 from __future__ import annotations
