@@ -97,7 +97,7 @@ def test_lerobots_checkpoints_keep_lerobots_behaviour(shared: Path) -> None:
         "observation.images.c1",
         "observation.images.empty_camera_0",
     )
-    assert (config.state_dim, config.action_dim, config.unused_inputs) == (5, 5, ())
+    assert (config.state_dim, config.action_dim) == (5, 5)
     assert config.mode("STATE") is NormalizationMode.MEAN_STD
     assert read_details(shared / "golden" / "lerobot_checkpoint_relative") == {}
 
@@ -106,7 +106,6 @@ def test_our_settings_travel_in_a_file_of_our_own(tmp_path: Path) -> None:
     config = robot(prompt_format="openpi", state_clip=False, position_gap=1, optimizer_fused=True, constrained=False)
     write_config(tmp_path, config, {"fingerprint": "abc"})
     assert read_config(tmp_path) == config
-    assert read_config(tmp_path).lowercase_task
     assert read_details(tmp_path) == {"fingerprint": "abc"}
     assert "position_gap" not in json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "pi0_fast.json").unlink()  # as lerobot leaves the directory
@@ -158,9 +157,9 @@ def test_empty_cameras_come_last_and_only_once() -> None:
     assert list(again.input_features)[-2:] == list(expected[1:])
 
 
-def test_inputs_that_are_not_looked_at_are_known() -> None:
+def test_inputs_that_are_not_looked_at_may_be_declared() -> None:
     inputs = robot().to_json()["input_features"] | {"observation.environment_state": {"type": "ENV", "shape": [7]}}
-    assert robot(input_features=inputs).unused_inputs == ("observation.environment_state",)
+    assert robot(input_features=inputs).image_keys == robot().image_keys
 
 
 def test_lists_are_copied_and_tuples_become_lists() -> None:

@@ -258,12 +258,6 @@ class PI0FastConfig:
         return tuple(key for key, feature in self.expected_inputs.items() if feature.type == "VISUAL")
 
     @property
-    def unused_inputs(self) -> tuple[str, ...]:
-        """Declared inputs that pi0-FAST does not look at (such as an environment's state); LeRobot neither."""
-        used = {*self.image_keys, STATE_KEY}
-        return tuple(key for key in self.input_features if key not in used)
-
-    @property
     def state_dim(self) -> int:
         """Dimensions of the declared state.
 
@@ -280,11 +274,6 @@ class PI0FastConfig:
             PolicyError: no action is declared.
         """
         return self._declared(self.output_features, ACTION_KEY, "output_features").shape[0]
-
-    @property
-    def lowercase_task(self) -> bool:
-        """Whether the task is lower-cased in the prompt: openpi does, LeRobot does not."""
-        return self.prompt_format == "openpi"
 
     def mode(self, feature_type: str) -> NormalizationMode:
         """How features of that type ("STATE", "ACTION", "VISUAL") are normalised.

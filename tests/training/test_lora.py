@@ -23,7 +23,7 @@ from pi0_fast.cli import main  # noqa: E402
 from pi0_fast.policy import PI0FastPolicy  # noqa: E402
 from pi0_fast.train_config import TrainConfig, parse_train  # noqa: E402
 from pi0_fast.training import loop  # noqa: E402
-from pi0_fast.training.lora import ADAPTER_FILE, _own_layer, has_adapters, merge_adapters  # noqa: E402
+from pi0_fast.training.lora import ADAPTER_FILE, _own_layer, merge_adapters  # noqa: E402
 from pi0_fast.training.setup import Run, set_up  # noqa: E402
 from pi0_fast.types import PolicyError, UsageError  # noqa: E402
 
@@ -47,6 +47,10 @@ def set_up_of(words: list[str]) -> Run:
     config = parse_train(TrainConfig, words[1:], "pi0-fast train")
     config.validate()
     return set_up(config.resolved())
+
+
+def has_adapters(model: torch.nn.Module) -> bool:
+    return any(".lora_" in name for name, _ in model.named_parameters())
 
 
 def trained(made: Run, steps: int = 3) -> Run:

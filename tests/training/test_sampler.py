@@ -63,7 +63,8 @@ def test_impossible_numbers(arguments: tuple[int, ...], name: str) -> None:
 
 
 def drawn(sampler: MixtureSampler, step: int) -> list[int]:
-    return sampler.dataset_of(sampler.batch(step)[0]).tolist()
+    """The dataset of each row of a batch."""
+    return np.searchsorted(np.cumsum(sampler.counts), sampler.batch(step)[0], side="right").tolist()
 
 
 def test_turns_of_a_mixture_by_hand() -> None:
@@ -91,7 +92,7 @@ def test_each_dataset_is_within_one_draw_of_its_share(weights: list[float], batc
     begin = start * batch_size // period * period
     first = -(-begin // batch_size)
     steps = range(first, first + 100)
-    numbers = np.concatenate([sampler.dataset_of(sampler.batch(step)[0]) for step in steps])
+    numbers = np.concatenate([drawn(sampler, step) for step in steps])
     before = sampler._turns[np.arange(begin, first * batch_size) % period]
     numbers = np.concatenate([before, numbers])
     for number, part in enumerate(sampler.parts):

@@ -129,10 +129,6 @@ class OffscreenRenderer:
             model.vis.quality.shadowsize = 0
             model.vis.quality.offsamples = 0
 
-    def camera_names(self) -> list[str]:
-        """The model's cameras, in its order."""
-        return [self._model.camera(number).name for number in range(self._model.ncam)]
-
     def _open(self, height: int, width: int) -> tuple[Any, Any, Any, Any]:
         """OpenGL, the scene, MuJoCo's context with room for the size, and what is shown."""
         import mujoco

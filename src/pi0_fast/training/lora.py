@@ -116,11 +116,6 @@ def _adapted(model: nn.Module) -> dict[str, Any]:
     return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
 
 
-def has_adapters(model: nn.Module) -> bool:
-    """Whether adapters were added."""
-    return bool(_adapted(model))
-
-
 @torch.no_grad()
 def merged(model: PaliGemma) -> PaliGemma:
     """A plain model that gives the same results; weights without an adapter are shared with the one given."""

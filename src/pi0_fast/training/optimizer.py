@@ -173,11 +173,6 @@ class Optimizer:
                 own.grad = None if parameter.grad is None else part(parameter.grad)
                 parameter.grad = None
 
-    def discard_gradients(self) -> None:
-        """Forget the gradients, without an update."""
-        for name, parameter in self._parameters.items():
-            parameter.grad = self._parts[name].grad = None
-
     def _norm_and_scale(self) -> tuple[Tensor, Tensor | None]:
         """The norm of all gradients, and what to multiply them with (None: nothing to do)."""
         gradients = [own.grad for own in self._parts.values() if own.grad is not None]

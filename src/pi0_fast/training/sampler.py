@@ -110,10 +110,6 @@ class MixtureSampler(BatchSampler):
             indices[rows] = own + self._first[number]
         return indices, epochs
 
-    def dataset_of(self, indices: Indices) -> Indices:
-        """The number of the dataset that each index belongs to."""
-        return np.searchsorted(self._first, indices, side="right").astype(np.int64) - 1
-
 
 def _check(count: int, batch_size: int, seed: int, first_step: int) -> None:
     for name, value, least in (
