@@ -362,8 +362,7 @@ def test_help_and_mistakes_import_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
-def test_the_installed_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "pi0_fast.cli", "--version"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("module", ["pi0_fast", "pi0_fast.cli"])
+def test_the_installed_command(module: str) -> None:
+    done = subprocess.run([sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, f"pi0-fast {__version__}\n")

@@ -49,6 +49,7 @@ ROOMS = [
     ["training"],
     ["demo"],
     ["cli"],
+    ["__main__"],
 ]
 # Inside actions/, from top to bottom.
 ACTIONS = [
