@@ -8,7 +8,7 @@ from pi0_fast.counters import described, noticed
 def test_every_counter_has_its_words() -> None:
     counts = {"rows": 2000, "padded_rows": 500, "clipped_values": 12345, "state_above": 0, "missing camera.top": 1}
     assert described(counts) == [
-        "12,345 values of actions lay outside the range of normalisation and were clipped (clipped_values)",
+        "12,345 action values were clipped to the range of normalisation (clipped_values)",
         "1 of 2,000 rows (0.1%) had no picture of camera.top, which was masked (missing camera.top)",
         "500 rows reached beyond the end of their episode and carried no loss (padded_rows)",
     ]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 _WORDS = {
     "state_below": "values of the state lay below the range of normalisation",
     "state_above": "values of the state lay above the range of normalisation",
-    "clipped_values": "values of actions lay outside the range of normalisation and were clipped",
+    "clipped_values": "action values were clipped to the range of normalisation",
     "saturated_coefficients": "coefficients were larger than the action tokenizer can express and were cut off",
     "over_error": "rows could not be kept within the action tokenizer's max_error and were encoded plainly",
     "padded_rows": "rows reached beyond the end of their episode and carried no loss",

@@ -44,6 +44,13 @@ def test_errors_name_the_flags_of_this_command(
     assert not re.search(r"--(root|action_key|state_key)\b", err)
 
 
+def test_the_line_of_a_step_fits_a_terminal() -> None:
+    values = {"loss": 0.012345, "grad_norm": 0.01234, "learning_rate": 7.123e-6, "frames_per_s": 1234.5}
+    line = loop._line({**values, "data_share": 1.0, "memory_gib": 123.456})
+    assert line == "loss 0.01235, gradient 0.012, rate 7.1e-06, 1234 frames/s, 100% waiting, 123 GiB"
+    assert len(f"step 100000/100000: {line}") <= 100
+
+
 def test_a_run_ends_with_errors_by_joint_and_counters_in_words(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

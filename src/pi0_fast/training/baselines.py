@@ -52,7 +52,7 @@ def held_action(wanted: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def beside(values: Mapping[str, Any]) -> str:
     """The errors that that of the policy is compared with, on one line."""
     names = [name for name in ERRORS if name != "action_l1" and values.get(name) is not None]
-    return ", ".join(f"{ERRORS[name]} {values[name]:.4g}" for name in names)
+    return ", ".join(f"{ERRORS[name]} {values[name]:.3g}" for name in names)
 
 
 def verdict(values: Mapping[str, Any]) -> str | None:

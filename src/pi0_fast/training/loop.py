@@ -389,11 +389,7 @@ class _Loop:
             return
         values["learning_rate"] = self._optimizer.schedule.rate(step - 1)
         metrics.write(step, "train", values)
-        say(
-            f"step {step}/{self._config.steps}: loss {values['loss']:.4g}, gradient {values['grad_norm']:.3g}, rate "
-            f"{values['learning_rate']:.3g}, {values['frames_per_s']:.3g} frames/s, waiting for data "
-            f"{values['data_share']:.0%}, memory {values['memory_gib']:.2f} GiB"
-        )
+        say(f"step {step}/{self._config.steps}: {_line(values)}")
 
     def _measure(self, step: int, metrics: Metrics | None, stop: _Stop) -> None:
         self._check(step)
@@ -424,9 +420,9 @@ class _Loop:
         for name, part in parts.items():
             say(
                 f"step {step}: on {part['frames']} {held_out} frames{f' of {name}' if self._run.others else ''} loss "
-                f"{part['loss']:.4g}, token accuracy {part['token_accuracy']:.1%}, error of actions "
-                f"{part['action_l1']:.4g} ({beside(part)})"
+                f"{part['loss']:.4g}, token accuracy {part['token_accuracy']:.1%}"
             )
+            say(f"  error of actions {part['action_l1']:.3g} ({beside(part)})")
         if self._run.others:
             say(f"step {step}: on all {values['frames']} of them loss {values['loss']:.4g}")
 
@@ -546,6 +542,16 @@ def _added(counts: list[dict[str, int]]) -> dict[str, int]:
 
 def _counted(processes: int) -> str:
     return "1 process" if processes == 1 else f"{processes} processes"
+
+
+def _line(values: dict[str, Any]) -> str:
+    """What `Meter.read` gave, with the learning rate; with the steps before it no wider than 100 columns."""
+    speed = values["frames_per_s"]
+    return (
+        f"loss {values['loss']:.4g}, gradient {values['grad_norm']:.2g}, rate {values['learning_rate']:.2g}, "
+        f"{speed:{'.0f' if speed >= 100 else '.3g'}} frames/s, {values['data_share']:.0%} waiting, "
+        f"{values['memory_gib']:.3g} GiB"
+    )
 
 
 def _without_transforms(frames: FrameDataset) -> FrameDataset:

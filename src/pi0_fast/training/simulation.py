@@ -94,6 +94,6 @@ def said(step: int, values: dict[str, Any]) -> str:
     """The numbers in a line."""
     low, high = values["interval"]
     return (
-        f"step {step}: in the simulator {values['successes']} of {values['episodes']} episodes succeeded "
-        f"({values['success']:.1%}; 95 % interval {low:.1%} to {high:.1%}), malformed chunks {values['malformed']:.1%}"
+        f"step {step}: in the simulator {values['successes']} of {values['episodes']} succeeded "
+        f"(95 % interval {low:.1%} to {high:.1%}), malformed {values['malformed']:.1%}"
     )
