@@ -257,6 +257,14 @@ def test_a_simulator_that_takes_its_process_with_it_fails_its_episode_only(tmp_p
     assert [entry["seed"] for entry in listed["dropped"]] == [1]
 
 
+def test_a_simulator_that_hangs_fails_its_episode_only(tmp_path: Path) -> None:
+    fault = {"fault": "hang", "fault_step": 2, "fault_seed": 1}
+    (task,) = record(config(tmp_path / "it", num_workers=1, n_episodes=2, options=fault, timeout_s=3.0)).tasks
+    assert [outcome.seed for outcome in task.kept] == [0, 2]
+    (lost,) = task.dropped
+    assert lost.reason == "the simulator hung in seed 1 of reach-green: no answer within --timeout_s=3"
+
+
 def test_an_episode_does_not_depend_on_what_broke_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -415,6 +423,8 @@ WRONG = [
     ({"every": 0}, "--every must be a whole number of at least 1"),
     ({"seed": 2**31}, "--seed must be a whole number of at least 0 and at most"),
     ({"num_workers": -1}, "--num_workers must be"),
+    ({"num_workers": 1, "timeout_s": 0.0}, "--timeout_s must be above 0"),
+    ({"timeout_s": 60.0}, "--timeout_s has no effect with --num_workers=0"),
     ({"video_codec": "vp9"}, "--video_codec must be one of h264, av1"),
     ({"video": False, "video_codec": "av1"}, "--video_codec has no effect with --video=false"),
 ]

@@ -20,7 +20,7 @@ from pi0_fast.record_config import RecordConfig, ReplayConfig
 from pi0_fast.recording import record
 from pi0_fast.replaying import replay, round_trip
 from pi0_fast.simulation_config import EnvConfig
-from pi0_fast.types import DatasetError, TokenizerError, UsageError
+from pi0_fast.types import DatasetError, SimulatorError, TokenizerError, UsageError
 
 pytest.importorskip("PIL")
 
@@ -82,6 +82,20 @@ def test_the_clean_labels_do_something_else(dataset: Path, tmp_path: Path, capsy
     assert failed
     said = capsys.readouterr().err
     assert f"the recorded actions do not succeed in episodes {', '.join(map(str, failed))}: before a policy" in said
+
+
+def test_a_simulator_that_hangs_ends_the_replay(dataset: Path, tmp_path: Path) -> None:
+    fault = json.dumps({"fault": "hang", "fault_step": 1, "fault_seed": 9})
+    env = EnvConfig(type="toy", task="reach-green", options=fault)
+    settings: dict[str, Any] = {"env": env, "seeds": [9, *range(7)], "episodes": [0], "num_workers": 1}
+    with pytest.raises(
+        SimulatorError,
+        match=r"^the simulator hung in episode 0 \(reach-green, seed 9\): no answer within --timeout_s=3$",
+    ):
+        replay(config(dataset, tmp_path, timeout_s=3.0, **settings))
+    assert not (tmp_path / "replay.json").exists()
+    with pytest.raises(UsageError, match="--timeout_s has no effect with --num_workers=0"):
+        replay(config(dataset, tmp_path, timeout_s=3.0))
 
 
 def test_through_a_fine_and_a_coarse_tokenizer(

@@ -79,6 +79,11 @@ class RecordConfig:
     num_workers: int | None = option(
         None, group=_RUN, help="Processes that record; 0: this one. The result is the same.", shown="one a core"
     )
+    timeout_s: float = option(
+        120.0,
+        group=_RUN,
+        help="A simulator that gives no answer for so many seconds has failed its episode. Not with --num_workers=0.",
+    )
 
     @property
     def burst_range(self) -> tuple[int, int]:
@@ -103,6 +108,7 @@ class RecordConfig:
         for name in ("max_failures", "num_workers"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 0)
+        _check_timeout(self)
         check_choice("video_codec", self.video_codec, ("h264", "av1"))
         if not self.video and self.video_codec != type(self).__dataclass_fields__["video_codec"].default:
             raise UsageError("--video_codec has no effect with --video=false")
@@ -170,6 +176,11 @@ class ReplayConfig:
     )
 
     num_workers: int | None = option(None, group=_OUTPUT, help="Processes; 0: this one.", shown="one a core")
+    timeout_s: float = option(
+        120.0,
+        group=_OUTPUT,
+        help="Seconds without an answer of the simulator after which the replay ends. Not with --num_workers=0.",
+    )
     output_dir: str | None = option(
         None, group=_OUTPUT, help="Directory for replay.json.", shown="replay_{repo_id}, / as _"
     )
@@ -199,6 +210,7 @@ class ReplayConfig:
             raise UsageError("--env.task: one task, which all episodes of the dataset were recorded in")
         if self.num_workers is not None:
             check_whole("num_workers", self.num_workers, 0)
+        _check_timeout(self)
         if self.normalization_mode is not None:
             check_choice("normalization_mode", self.normalization_mode, NORMALIZATION_MODES)
         if self.action_horizon is not None:
@@ -206,6 +218,14 @@ class ReplayConfig:
         for name in ("normalization_mode", "action_horizon"):
             if self.tokenizer is None and getattr(self, name) is not None:
                 raise UsageError(f"--{name} has no effect without --tokenizer")
+
+
+def _check_timeout(config: RecordConfig | ReplayConfig) -> None:
+    """Above 0, and only where there are processes that can be ended."""
+    if not check_number("timeout_s", config.timeout_s) > 0:
+        raise UsageError(f"--timeout_s must be above 0, not {config.timeout_s}")
+    if config.num_workers == 0 and config.timeout_s != type(config).__dataclass_fields__["timeout_s"].default:
+        raise UsageError("--timeout_s has no effect with --num_workers=0: this process cannot end a simulator in it")
 
 
 def _check_dataset(repo_id: str, root: str | None) -> None:

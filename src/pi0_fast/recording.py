@@ -29,7 +29,15 @@ from pi0_fast.data import LeRobotWriter
 from pi0_fast.data.locate import INFO_FILE, lerobot_home
 from pi0_fast.data.video_encoding import encode_video
 from pi0_fast.display import Advance, progress, say, warn
-from pi0_fast.episode_workers import ProcessDied, Task, Workers, close_simulator, episode_workers, simulator_of
+from pi0_fast.episode_workers import (
+    ProcessDied,
+    Task,
+    Workers,
+    answering,
+    close_simulator,
+    episode_workers,
+    simulator_of,
+)
 from pi0_fast.expert_episodes import (
     ACTION,
     EXECUTED,
@@ -100,9 +108,10 @@ def _performed(job: Job, simulator: Simulator, folder: Path) -> Outcome:
     sinks = {camera: path.open("wb") for camera, path in raw.items()}
     columns: dict[str, npt.NDArray[Any]] = {}
     try:
-        outcome, columns = run_episode(
-            simulator, job.settings, job.seed, lambda camera, image: _put(sinks[camera].write, image)
-        )
+        with answering(simulator) as watched:
+            outcome, columns = run_episode(
+                watched, job.settings, job.seed, lambda camera, image: _put(sinks[camera].write, image)
+            )
     except OSError:  # the disk's, not the simulator's
         raise
     except Exception as error:  # counted, and shown with the failed ones
@@ -125,7 +134,7 @@ def _performed(job: Job, simulator: Simulator, folder: Path) -> Outcome:
 
 
 def died(job: Job, reason: str) -> Outcome:
-    """An episode in which the simulator took its process with it: a failed one, which is not tried again."""
+    """An episode in which the simulator hung, or took its process with it: a failed one, which is not tried again."""
     outcome = Outcome(job.seed, reason=reason)
     folder = job.folder.with_name(f"{job.folder.name}.part")
     shutil.rmtree(folder, ignore_errors=True)
@@ -367,7 +376,7 @@ def versions() -> dict[str, str]:
 
 def _record_all(config: RecordConfig, root: Path, store: _Store) -> list[TaskRecording]:
     processes = worker_count(config.num_workers)
-    with episode_workers(processes) as workers:
+    with episode_workers(processes, config.timeout_s) as workers:
         tasks = [
             TaskRecording(workers.submit(specification, config.env.arguments(task)).result(f"the start of {task}"))
             for task in config.env.tasks
@@ -401,13 +410,12 @@ def worker_count(asked: int | None) -> int:
 
 def specification(arguments: Mapping[str, Any]) -> SimulatorSpec:
     """In a worker: what a simulator gives and takes; SimulatorError where it has no expert."""
-    simulator = simulator_of(arguments)
-    simulator.reset(0)
-    if simulator.expert() is None:
-        raise SimulatorError(
-            f"{simulator.spec.env_type} {simulator.spec.task} has no scripted expert: there is nobody to record"
-        )
-    return simulator.spec
+    with answering(simulator_of(arguments)) as simulator:
+        simulator.reset(0)
+        expert, spec = simulator.expert(), simulator.spec
+    if expert is None:
+        raise SimulatorError(f"{spec.env_type} {spec.task} has no scripted expert: there is nobody to record")
+    return spec
 
 
 def _features(specs: Sequence[SimulatorSpec], config: RecordConfig) -> dict[str, Feature]:

@@ -21,7 +21,7 @@ from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.data import LeRobotReader, open_dataset
 from pi0_fast.dataset_chunks import vector_feature, vector_values
 from pi0_fast.display import progress, say, warn
-from pi0_fast.episode_workers import episode_workers, simulator_of
+from pi0_fast.episode_workers import answering, episode_workers, simulator_of
 from pi0_fast.expert_episodes import ACTION, EXECUTED
 from pi0_fast.record_config import ReplayConfig
 from pi0_fast.recording import RECORDING_FILE, versions, worker_count
@@ -68,17 +68,18 @@ def execute(arguments: Mapping[str, Any], seed: int, actions: FloatArray) -> Rep
             f"the dataset's actions have {actions.shape[1]} dimensions, those of {simulator.spec.env_type} "
             f"{simulator.spec.task} {len(names)} ({', '.join(names)}); --action_key chooses another column"
         )
-    simulator.reset(seed)
     states: list[FloatArray] = []
     success, clipped = None, 0
-    for action in actions:
-        states.append(simulator.observe(images=False)[STATE])
-        result = simulator.step(action)
-        clipped += result.clipped
-        if result.success and success is None:
-            success = len(states)
-        if result.ended:
-            break
+    with answering(simulator) as watched:
+        watched.reset(seed)
+        for action in actions:
+            states.append(watched.observe(images=False)[STATE])
+            result = watched.step(action)
+            clipped += result.clipped
+            if result.success and success is None:
+                success = len(states)
+            if result.ended:
+                break
     return Replayed(len(states), success, clipped, np.array(states, np.float32))
 
 
@@ -295,7 +296,7 @@ def replay(config: ReplayConfig) -> ReplayResult:
     Raises:
         UsageError: settings that are wrong or contradict the dataset or the tokenizer; replay.json is there already.
         DatasetError: the dataset is missing or damaged, or does not say which simulator it is from.
-        SimulatorError: the simulator cannot run here.
+        SimulatorError: the simulator cannot run here, fails or hangs.
         TokenizerError: the tokenizer is missing, damaged, or made for other actions.
     """
     config.validate()
@@ -352,7 +353,7 @@ def _execute_all(config: ReplayConfig, episodes: Sequence[_Episode]) -> None:
     runs += [(episode, True) for episode in episodes if episode.trip is not None]
     runs.sort(key=lambda run: str(run[0].start.arguments))  # each process keeps one simulator
     with (
-        episode_workers(worker_count(config.num_workers)) as workers,
+        episode_workers(worker_count(config.num_workers), config.timeout_s) as workers,
         progress("replaying", len(runs), "episodes") as advance,
     ):
         futures = []
@@ -360,7 +361,8 @@ def _execute_all(config: ReplayConfig, episodes: Sequence[_Episode]) -> None:
             actions = episode.trip.actions if decoded and episode.trip is not None else episode.actions
             futures.append(workers.submit(execute, episode.start.arguments, episode.start.seed, actions))
         for (episode, decoded), future in zip(runs, futures, strict=True):
-            found = future.result(f"episode {episode.index}")
+            start = episode.start
+            found = future.result(f"episode {episode.index} ({start.arguments['task']}, seed {start.seed})")
             if decoded:
                 episode.decoded = found
             else:
