@@ -229,12 +229,24 @@ def _is_nested(name: str, value: Any) -> bool:
 
 
 def _folder_names(ids: Sequence[str]) -> list[str]:
-    """A name of a directory for each dataset: its id with _ for /, and a number behind it where that is taken."""
+    """A name of a directory for each dataset: its id with _ for /; one that is named again gets a number behind it.
+
+    Raises:
+        UsageError: two ids would share a name, perhaps only where upper and lower case are one.
+    """
     names: list[str] = []
+    owners: dict[str, str] = {}
     for repo_id in ids:
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", str(repo_id)).lstrip(".") or "dataset"
-        tries = [name, *(f"{name}-{number}" for number in range(2, len(ids) + 2))]
-        names.append(next(each for each in tries if each not in names))
+        base = re.sub(r"[^A-Za-z0-9._-]", "_", str(repo_id)).lstrip(".") or "dataset"
+        again = ids[: len(names)].count(repo_id)
+        name = f"{base}-{again + 1}" if again else base
+        owner = owners.setdefault(name.lower(), repo_id)
+        if owner != repo_id:
+            raise UsageError(
+                f"--dataset.repo_id: {owner!r} and {repo_id!r} would both be {name!r} in the checkpoint: give one of "
+                "them another name (with --dataset.root it may be any)"
+            )
+        names.append(name)
     return names
 
 

@@ -394,8 +394,15 @@ def test_cameras_and_names_of_each_dataset(home: Path, tmp_path: Path) -> None:
 
 
 def test_names_of_directories_are_different() -> None:
-    members = DatasetConfig(["a/b", "a_b", "a/b", "../x"]).members(None)
-    assert [member.name for member in members] == ["a_b", "a_b-2", "a_b-3", "_x"]
+    members = DatasetConfig(["a/b", "a/c", "a/b", "../x"]).members(None)
+    assert [member.name for member in members] == ["a_b", "a_c", "a_b-2", "_x"]
+    for ids, names in (
+        (["lab/a", "lab_a"], "'lab/a' and 'lab_a' would both be 'lab_a'"),
+        (["lab/a", "Lab/A"], "'lab/a' and 'Lab/A' would both be 'Lab_A'"),
+        (["lab/a", "lab/a", "lab_a-2"], "'lab/a' and 'lab_a-2' would both be 'lab_a-2'"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(f"--dataset.repo_id: {names} in the checkpoint: give one")):
+            DatasetConfig(ids).validate()
 
 
 def test_a_run_of_other_datasets_is_not_resumed(made: Run, tmp_path: Path) -> None:
