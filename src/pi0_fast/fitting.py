@@ -389,6 +389,7 @@ class _Fit:
         say(f"chosen         scale {found.scale}, rate weight {found.rate_weight:g}, order {found.order}")
         if found.order != "frequency":
             warn("LeRobot's own pi0_fast policy cannot decode this order; for use there, give --order frequency")
+            warn("fewer tokens are not all: policies may learn this order worse (docs/benchmarks.md); try both")
         return choice
 
     def fit_and_measure(self, normalizer: Normalizer) -> tuple[TokenizerFitter, FastTokenizer, Distortion, str]:
