@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pi0_fast.actions.chunks import ActionSelection, format_dims, split_episodes
-from pi0_fast.actions.details import SWEEP_FACTORS, examine, round_trip, scale_list, sweep_scales, worst_chunks
+from pi0_fast.actions.details import SWEEP_FACTORS, Details, examine, round_trip, scale_list, sweep_scales, worst_chunks
 from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.plane import FIT_CHUNKS, MEASURE_CHUNKS, PAIRS, PLANE_FITS, plane
 from pi0_fast.actions.report import Table
@@ -314,18 +314,6 @@ def tokenizer_report(
     say(f"measured on    {len(sample.chunks)} of {sample.windows} chunks; {measured_on}: {len(measured)}")
     with progress("measuring", len(sample.chunks), "chunks") as advance:
         details = examine(tokenizer, normalizer, sample.chunks, num_threads=num_threads, progress=advance)
-    worst = worst_chunks(details.errors, sample.episodes, sample.starts, source.horizon, _WORST)
-    shown = tuple(
-        ShownChunk(
-            episode=int(sample.episodes[i]),
-            start=int(sample.starts[i]),
-            tokens=int(details.lengths[i]),
-            error=float(details.errors[i]),
-            original=sample.chunks[i],
-            decoded=round_trip(tokenizer, normalizer, sample.chunks[i]),
-        )
-        for i in worst
-    )
     with progress("reading", min(len(fitted), most), "episodes") as advance:
         training = source.sample(fitted, most, seed, advance)
     tried = list(scales) if scales else [scale_list(tokenizer.scale, factor) for factor in SWEEP_FACTORS]
@@ -359,11 +347,29 @@ def tokenizer_report(
         labels=_labels(source),
         measured_on=measured_on,
         details=details,
-        worst=shown,
+        worst=_worst(details, sample, tokenizer, normalizer),
         sweep=tuple(sweep),
         sweep_vocab_size=vocab_size or tokenizer.vocab_size,
         sweep_chunks=len(training.chunks),
         plane=points,
+    )
+
+
+def _worst(
+    details: Details, sample: Sample, tokenizer: FastTokenizer, normalizer: Normalizer
+) -> tuple[ShownChunk, ...]:
+    """The chunks with the largest errors, as recorded and as decoded."""
+    horizon = sample.chunks.shape[1]
+    return tuple(
+        ShownChunk(
+            episode=int(sample.episodes[i]),
+            start=int(sample.starts[i]),
+            tokens=int(details.lengths[i]),
+            error=float(details.errors[i]),
+            original=sample.chunks[i],
+            decoded=round_trip(tokenizer, normalizer, sample.chunks[i]),
+        )
+        for i in worst_chunks(details.errors, sample.episodes, sample.starts, horizon, _WORST)
     )
 
 

@@ -241,7 +241,7 @@ def segment_row(  # type: ignore[no-untyped-def]
     """Encode the first `size` base ids of a row into `out`; returns the number of tokens, -1 if there is no way.
 
     `run_from` (how many `common` follow from each place) and `dead` (places from which the row cannot be cut to its
-    end) are scratch of size + 1.
+    end) are scratch of size + 1. One piece: cut into steps, even inlined ones, it is a tenth slower.
     """
     count, run, any_dead = 0, 0, False
     for i in range(size - 1, -1, -1):
