@@ -33,6 +33,7 @@ ROOMS = [
     ["decode"],
     ["preparation"],
     ["checkpoint"],
+    ["policy_card"],
     ["policy"],
     ["openpi"],
     ["reports"],
@@ -82,8 +83,7 @@ ACTIONS += [
 MODEL = ["architecture", "masks", "images", "siglip", "gemma", "loss", "paligemma", "weights", "tiny"]
 TRAINING = ["launch", "watch", "processes", "sharding"]
 TRAINING += ["frames", "transforms", "sampler", "mixture", "loader", "states", "features", "lora"]
-TRAINING += ["decisions", "device", "start", "opening", "settings", "policies", "setup", "audit"]
-TRAINING += ["mixture_report"]
+TRAINING += ["decisions", "device", "start", "opening", "settings", "policies", "setup", "audit", "report"]
 TRAINING += ["optimizer", "metrics", "baselines", "validation", "simulation", "loop"]
 OPENPI = ["orbax", "leaves", "filling", "statistics", "convert"]
 INSIDE = {"actions": ACTIONS, "model": MODEL, "training": TRAINING, "openpi": OPENPI}

@@ -1,13 +1,13 @@
-"""What training is about to do, measured on its data before the first step: tables and report.json.
+"""What training is about to do, measured on its data before the first step.
 
 Ranges against the normalisation, lengths of tokens against their budget, one decoded round trip: what goes wrong here
 would otherwise show as a policy that does not work. Training is refused where too many chunks exceed the budget.
-Left out: the dataset on its own (`pi0-fast inspect`), and metrics during training (metrics.py).
+Left out: printing and saving it (report.py), the dataset on its own (`pi0-fast inspect`), and metrics during training
+(metrics.py).
 """
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pi0_fast.actions.chunks import limit_samples, window_count
 from pi0_fast.actions.normalize import NormalizationMode
 from pi0_fast.actions.report import Table
 from pi0_fast.dataset_chunks import vector_values
-from pi0_fast.display import print_table, progress, warn
+from pi0_fast.display import progress
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY
 from pi0_fast.processors import FeatureNormalizer
 from pi0_fast.reports.save import FORMAT
@@ -30,7 +30,6 @@ from pi0_fast.types import PolicyError
 
 FloatArray = npt.NDArray[np.float32]
 
-REPORT_FILE = "report.json"
 #: Share of values outside a range above which a warning says so, in the modes whose ranges hold nearly all of the data
 #: that they were made from.
 MOST_OUTSIDE = {"QUANTILES": 0.1, "MIN_MAX": 0.1}
@@ -214,27 +213,6 @@ def _ways_out(run: Run, most: int) -> str:
     if not run.config.policy.auto_fit_fast_tokenizer or run.config.policy.action_tokenizer_name is not None:
         ways.append("fit a tokenizer on this data (--policy.auto_fit_fast_tokenizer=true)")
     return f"{', '.join(ways[:-1])}, or {ways[-1]}"
-
-
-def report(run: Run) -> Audit:
-    """`audit`, printed, and saved as report.json in the run's directory.
-
-    Raises:
-        PolicyError: as in `audit`; or its `problem`, after it was printed and saved.
-        OSError: the directory cannot be written.
-    """
-    result = audit(run)
-    for title, rows, headers in result.tables():
-        print_table(title, rows, headers)
-    for line in result.warnings():
-        warn(line)
-    folder = run.config.output_path
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-    (folder / REPORT_FILE).write_text(text + "\n", encoding="utf-8")
-    if result.problem is not None:
-        raise PolicyError(result.problem)
-    return result
 
 
 class _Measurements:

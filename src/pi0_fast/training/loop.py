@@ -40,9 +40,9 @@ from pi0_fast.training.launch import read_launch
 from pi0_fast.training.loader import TrainBatches
 from pi0_fast.training.lora import bits_digest
 from pi0_fast.training.metrics import Meter, Metrics, check_outputs, combined, trackers
-from pi0_fast.training.mixture_report import report
 from pi0_fast.training.optimizer import Optimizer
 from pi0_fast.training.processes import Processes, begun
+from pi0_fast.training.report import report
 from pi0_fast.training.setup import Run, set_up
 from pi0_fast.training.sharding import check_engine, lent, synchronised, whole_model, wrapped
 from pi0_fast.training.simulation import Simulation, said

@@ -236,9 +236,8 @@ def write_adapter_checkpoint(
 ) -> None:
     """Write everything of a checkpoint but the weights, and the adapters, into an existing directory.
 
-    Of several datasets `others` and `name` are as in `checkpoint.write_files`.
-
-    Its config.json says ``use_peft``, so that nobody takes it for a complete one.
+    Its config.json says ``use_peft``, so that nobody takes it for a complete one. Of several datasets `others` and
+    `name` are as in `checkpoint.write_files`.
 
     Raises:
         OSError: it cannot be written.
@@ -287,7 +286,7 @@ def load_adapters(model: PaliGemma, tensors: Mapping[str, Tensor], where: str) -
     Raises:
         PolicyError: the file's adapters are not those of the model.
     """
-    wanted = {_file_name(key): value for key, value in model.state_dict().items() if ".lora_" in key}
+    wanted = _tensors(model)
     if set(wanted) != set(tensors) or any(wanted[key].shape != tensors[key].shape for key in wanted):
         different = sorted(set(wanted) ^ set(tensors)) or [k for k in wanted if wanted[k].shape != tensors[k].shape]
         raise PolicyError(

@@ -55,7 +55,7 @@ class CosineSchedule:
         return cls(config.optimizer_lr, config.scheduler_decay_lr, warmup, decay)
 
     def rate(self, step: int) -> float:
-        """The learning rate of the update after `step` completed ones (so the first has 0)."""
+        """The learning rate of the update after `step` completed ones: 0 for the first."""
         if step < self.warmup_steps:
             first = 1 / (self.warmup_steps + 1)
             return self.peak * (first + (1 - first) * step / self.warmup_steps)

@@ -13,7 +13,7 @@ drawn its share of times, but for less than one draw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
 from math import gcd, lcm
@@ -32,13 +32,13 @@ MOST_TURNS = 1 << 20
 
 
 class BatchSampler:
-    """Batches of indices without end; iterating begins at `first_step`, each time anew.
+    """Batches of indices, by the number of the step.
 
     Attributes:
         count: number of frames to choose from.
         batch_size: frames a batch; may be larger than `count`.
         seed: any integer that is not negative.
-        first_step: where iterating begins.
+        first_step: of the run; `batch` gives earlier ones too.
     """
 
     def __init__(self, count: int, batch_size: int, seed: int, first_step: int = 0) -> None:
@@ -57,12 +57,6 @@ class BatchSampler:
         """
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size, dtype=np.int64)
         return _in_epochs(places, self.count, self.seed)
-
-    def __iter__(self) -> Iterator[Indices]:
-        step = self.first_step
-        while True:
-            yield self.batch(step)[0]
-            step += 1
 
 
 class MixtureSampler(BatchSampler):

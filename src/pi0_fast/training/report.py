@@ -1,4 +1,4 @@
-"""The report before the first step, of one dataset or of several: what each contributes, and what it looks like.
+"""The report before the first step, of one dataset or of several: printed, and saved as report.json.
 
 Left out: what is measured of one dataset (audit.py).
 """
@@ -9,17 +9,17 @@ import json
 from typing import Any
 
 from pi0_fast.display import print_table, warn
-from pi0_fast.training import audit
-from pi0_fast.training.audit import REPORT_FILE, Audit
+from pi0_fast.training.audit import Audit, audit
 from pi0_fast.training.sampler import MixtureSampler
 from pi0_fast.training.setup import Run
 from pi0_fast.types import PolicyError
 
+REPORT_FILE = "report.json"
 _HEADERS = ["dataset", "episodes", "frames", "frames/s", "s/chunk", "weight", "share", "ids/chunk"]
 
 
-def report(run: Run) -> dict[str, Audit]:
-    """`audit.audit` of each dataset by its name, printed, and saved as report.json in the run's directory.
+def report(run: Run) -> None:
+    """Print `audit.audit` of each dataset, and save it in the run's directory.
 
     Of a mixture report.json is that of the first dataset, and has ``mixture``, the table of what each dataset
     contributes, and ``further``, the reports of the others by name.
@@ -28,26 +28,28 @@ def report(run: Run) -> dict[str, Audit]:
         PolicyError: as in `audit.audit`, or an `Audit.problem`, after all was printed and saved.
         OSError: the directory cannot be written.
     """
-    if not run.others:
-        return {run.member.name: audit.report(run)}
-    audits = {each.member.name: audit.audit(each) for each in run.datasets}
-    mixture = contributions(run, audits)
-    print_table("Datasets", [list(row.values()) for row in mixture], _HEADERS)
+    audits = {each.member.name: audit(each) for each in run.datasets}
+    first, *others = audits.items()
+    content = first[1].to_json()
+    if others:
+        content["mixture"] = contributions(run, audits)
+        content["further"] = {name: result.content for name, result in others}
+        print_table("Datasets", [list(row.values()) for row in content["mixture"]], _HEADERS)
+    problems = []
     for name, result in audits.items():
+        prefix = f"{name}: " if others else ""
         for title, rows, headers in result.tables():
-            if title != "Parameters" or name == run.member.name:
-                print_table(f"{name}: {title}", rows, headers)
+            if title != "Parameters" or name == first[0]:
+                print_table(f"{prefix}{title}", rows, headers)
         for line in result.warnings():
-            warn(f"{name}: {line}")
+            warn(f"{prefix}{line}")
+        if result.problem is not None:
+            problems.append(f"{prefix}{result.problem}")
     folder = run.config.output_path
     folder.mkdir(parents=True, exist_ok=True)
-    first, *others = audits.items()
-    content = {**first[1].to_json(), "mixture": mixture, "further": {name: result.content for name, result in others}}
     (folder / REPORT_FILE).write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    problems = [f"{name}: {result.problem}" for name, result in audits.items() if result.problem is not None]
     if problems:
         raise PolicyError("; ".join(problems))
-    return audits
 
 
 def contributions(run: Run, audits: dict[str, Audit]) -> list[dict[str, Any]]:
