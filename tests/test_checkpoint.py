@@ -108,7 +108,12 @@ CASES: dict[str, dict[str, Any]] = {
         "action_feature_names": ["a", "b", "c"],
         "tokenizer": "published",
     },
-    "openpi": {"prompt_format": "openpi", "position_gap": 1, "count_padding_in_positions": True},
+    "openpi": {
+        "prompt_format": "openpi",
+        "position_gap": 1,
+        "count_padding_in_positions": True,
+        "assume_contiguous_prefix": True,
+    },
     "free": {"constrained": False, "validate_action_token_prefix": False},
 }
 

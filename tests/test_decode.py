@@ -215,6 +215,27 @@ def test_random_weights_give_valid_chunks_within_any_budget(
     assert bool(got.finished.all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_contiguous_prefix_changes_rows_with_a_masked_camera_only(dtype: torch.dtype) -> None:
+    """Whole chunks, and with the cache what is without; the columns that are empty count, too."""
+    batch, small = prompts(6, seed=2), new_model(dtype=dtype)
+    masked = ~batch["image_valid"].all(1)
+    assert 0 < int(masked.sum()) < 6
+    plain, imitated, other = (
+        generate(small, **batch, choice=choice(), assume_contiguous_prefix=empty) for empty in (None, 5, 500)
+    )
+    ids = [row[:length].tolist() for row, length in zip(imitated.ids, imitated.lengths.tolist(), strict=True)]
+    assert tokenizer("plain").decode(ids, return_info=True)[1].invalid_count == 0
+    if dtype != torch.float32:
+        return
+    for row in range(6):
+        first = [float(made.log_probabilities[row, :4].sum()) for made in (plain, imitated, other)]
+        pairs = [(0, 1), (0, 2), (1, 2)]
+        same = [first[one] == pytest.approx(first[two], abs=5e-6) for one, two in pairs]
+        assert same == [not bool(masked[row])] * 3, first
+    equal(imitated, generate(small, **batch, choice=choice(), assume_contiguous_prefix=5, use_cache=False))
+
+
 @pytest.mark.parametrize("symbol_format", FORMATS)
 def test_a_tight_budget_equals_the_slow_twin(symbol_format: str) -> None:
     how = choice(symbol_format)
@@ -491,6 +512,7 @@ def test_free_draws_stop_per_row() -> None:
         ({"max_steps": 0}, ["max_steps", "0"]),
         ({"max_steps": 1}, ["18 coefficients", "1 allowed", "max_decoding_steps"]),
         ({"position_gap": -1}, ["position_gap"]),
+        ({"assume_contiguous_prefix": -1}, ["assume_contiguous_prefix", "-1"]),
         ({"choice": FreeChoice(7)}, ["max_steps"]),
         ({"choice": FreeChoice(VOCABULARY), "max_steps": 4}, ["1024", "end mark"]),
         ({"valid": torch.zeros(2, 9, dtype=torch.bool)}, ["row 0", "without tokens"]),

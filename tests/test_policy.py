@@ -16,6 +16,7 @@ from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
+import pi0_fast.policy as policy_module  # noqa: E402
 from pi0_fast.actions.grammar import Grammar  # noqa: E402
 from pi0_fast.policy import ChunkInfo, PI0FastPolicy  # noqa: E402
 from pi0_fast.text_tokenizer import TinyTextTokenizer  # noqa: E402
@@ -329,6 +330,7 @@ def test_each_row_of_a_batch_equals_the_row_alone(constrained: bool, temperature
         {"constrained": False},
         {"position_gap": 1, "prompt_format": "openpi", "count_padding_in_positions": True},
         {"attend_missing_cameras": True},
+        {"assume_contiguous_prefix": True},
     ],
 )
 def test_cached_equals_uncached(changes: dict[str, Any]) -> None:
@@ -568,12 +570,40 @@ def test_a_missing_camera_is_masked_counted_and_logged(caplog: pytest.LogCapture
     del batch[WRIST]
     assert torch.equal(scores(both, batch), scores(one, batch))
     assert both.counts[f"missing {WRIST}"] == 3
-    assert f"some rows had no picture of {WRIST}, which was masked (counted as missing {WRIST})" in caplog.text
+    assert f"some rows had no picture of {WRIST}, which was masked or black (counted as missing {WRIST})" in caplog.text
     attended = scores(new_policy(5, cameras=2, attend_missing_cameras=True), batch)
     black = scores(both, {**batch, WRIST: torch.zeros_like(batch[TOP])})
     torch.testing.assert_close(attended, black, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(attended, scores(one, batch), atol=1e-4)
     assert not torch.allclose(full, attended, atol=1e-4)
+
+
+def test_a_contiguous_prefix_is_assumed_where_a_camera_is_masked_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With all cameras there, or attended to, generation takes its ordinary way."""
+    given, original = [], policy_module.generate
+
+    def recorded(*arguments: Any, **named: Any) -> Any:
+        given.append((named["assume_contiguous_prefix"], arguments[3].shape[1]))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(policy_module, "generate", recorded)
+    batch = batch_of(cameras=2, actions=False)
+    switched, plain = (new_policy(5, cameras=2, assume_contiguous_prefix=switch) for switch in (True, False))
+    attending = new_policy(5, cameras=2, assume_contiguous_prefix=True, attend_missing_cameras=True)
+    whole = [scores(policy, batch) for policy in (switched, plain)]
+    assert torch.equal(*whole)
+    del batch[WRIST]
+    found = [scores(policy, batch) for policy in (switched, plain, attending)]
+    assert (found[0] - found[1]).abs().min() > 1e-6
+    config = switched.config
+    prefix = config.tokenizer_max_length + 1 + len(switched.preparation.prompt.action_prefix_ids)  # bos, Action:
+    ordinary = given[0]
+    assert ordinary[0] is None
+    assert given == [ordinary, ordinary, (config.max_decoding_steps, prefix), ordinary, ordinary]
+    assert (switched.counts["assume_contiguous_prefix"], attending.counts["assume_contiguous_prefix"]) == (3, 0)
+    assert "some rows had a masked camera and were generated from the wrong columns" in caplog.text
 
 
 @torch.no_grad()

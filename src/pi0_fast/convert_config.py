@@ -47,8 +47,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "cameras": ["base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"],
         "relative_dims": "0,1,2,3,4,5",
         "action_tokenizer": _FAST,
+        "max_token_len": 180,
     },
 }
+#: openpi's own default of `--max_token_len`.
+_MAX_TOKEN_LEN = 250
 #: Asked for where neither a flag nor the preset says it -> why it cannot be found out.
 _ASKED = {
     "action_horizon": "steps of a chunk; action_horizon of openpi's model configuration",
@@ -124,6 +127,12 @@ class ConvertConfig:
         group=_MISSING,
         help="Directory, file (openpi keeps a paligemma_tokenizer.model) or hub id of the text tokenizer.",
     )
+    max_token_len: int | None = option(
+        None,
+        group=_MISSING,
+        help="Most ids of a prompt: max_token_len of openpi's model configuration, which pads prompts to it.",
+        shown=f"the preset's, or openpi's own default, {_MAX_TOKEN_LEN}",
+    )
     lora_alpha: float | None = option(
         None,
         group=_MISSING,
@@ -142,6 +151,10 @@ class ConvertConfig:
         given = getattr(self, name)
         return given if given is not None or self.preset is None else PRESETS[self.preset].get(name)
 
+    def prompt_length(self) -> int:
+        """`max_token_len`, or openpi's own."""
+        return int(self.setting("max_token_len") or _MAX_TOKEN_LEN)
+
     def validate(self) -> None:
         """Refuse what no checkpoint could make right, and ask for what no checkpoint holds.
 
@@ -157,7 +170,7 @@ class ConvertConfig:
                 check_text(name, getattr(self, name))
         if self.norm_stats is not None and self.asset_id is not None:
             raise UsageError("--asset_id has no effect with --norm_stats, which names the file")
-        for name in ("action_horizon", "action_dim", "state_dim"):
+        for name in ("action_horizon", "action_dim", "state_dim", "max_token_len"):
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         if self.normalization is not None:

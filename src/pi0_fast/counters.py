@@ -20,6 +20,7 @@ _WORDS = {
 _WORDS_OF_ROWS = {
     "over_budget": "took more ids than max_action_tokens; none was cut",
     "malformed": "generated no valid chunk",
+    "assume_contiguous_prefix": "had a masked camera and were generated from the wrong columns, as by openpi's decoder",
 }
 
 
@@ -60,7 +61,7 @@ def _of_rows(name: str) -> str:
     """What is true of the rows that a counter counts; empty for a name without words."""
     kind, _, camera = name.partition(" ")
     if kind == "missing":
-        return f"had no picture of {camera}, which was masked"
+        return f"had no picture of {camera}, which was masked or black"
     if kind == "unused":
         return f"had pictures of {camera}, which the policy does not look at"
     return _WORDS_OF_ROWS.get(name, "")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from pi0_fast.actions.grammar import Grammar
-from pi0_fast.model.masks import attention_mask, sequence_layout
+from pi0_fast.model.masks import attention_mask, contiguous_prefix, contiguous_prefix_mask, sequence_layout
 from pi0_fast.model.paligemma import PaliGemma
 from pi0_fast.types import PolicyError
 
@@ -268,6 +268,7 @@ def generate(
     max_steps: int | None = None,
     use_cache: bool = True,
     position_gap: int = 0,
+    assume_contiguous_prefix: int | None = None,
     generator: torch.Generator | None = None,
     log_probabilities: bool = True,
 ) -> Generation:
@@ -287,6 +288,9 @@ def generate(
         use_cache: False runs the whole sequence again in every step.
         position_gap: positions left out before the first token that only later ones see, which is the first generated
             one where the prompt has none of these (openpi's decoder: 1).
+        assume_contiguous_prefix: None: what is generated sees all that is valid. A number: it sees what openpi's
+            decoder sees, see `masks.contiguous_prefix`; the number is that of the columns that are empty there while
+            the prompt is read (its max_decoding_steps). To be openpi's to the token, `ids` must be padded as there.
         generator: of the draws, on the model's device; None is torch's own.
         log_probabilities: whether to compute them; over a whole vocabulary they take time.
 
@@ -295,10 +299,12 @@ def generate(
             below 0, or logits that are not numbers.
     """
     _check(image_features, image_valid, ids, valid, causal, temperature, max_steps, position_gap)
+    if assume_contiguous_prefix is not None and assume_contiguous_prefix < 0:
+        raise PolicyError(f"assume_contiguous_prefix is {assume_contiguous_prefix}; needed is None or at least 0")
     # Plain tensors come out (clones made outside), but within, torch keeps no books for gradients.
     with torch.inference_mode():
         rows, most = choice.start(model, len(ids), max_steps)
-        prompt = _join(model, image_features, image_valid, ids, valid, causal, position_gap)
+        prompt = _join(model, image_features, image_valid, ids, valid, causal, position_gap, assume_contiguous_prefix)
         feeder: _Feeder = (_Cached if use_cache else _Uncached)(model, prompt, most)
         chosen, scores = _loop(rows, most, feeder, temperature, generator, log_probabilities)
         lengths = rows.lengths(chosen)
@@ -358,7 +364,10 @@ def _check(
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Images and tokens as one sequence [B, L]; the last column of each row and the position after it, [B, 1]."""
+    """Images and tokens as one sequence [B, L]; the last column of each row and the position after it, [B, 1].
+
+    `empty` is None, or how many columns at its beginning are empty where openpi's decoder is imitated.
+    """
 
     embeddings: Tensor
     valid: Tensor
@@ -366,6 +375,17 @@ class _Prompt:
     positions: Tensor
     last: Tensor
     first_position: Tensor
+    empty: int | None
+
+    def mask(self, valid: Tensor, causal: Tensor) -> Tensor:
+        """The mask of this prompt and what follows it, both bool [B, L or more]."""
+        return (
+            attention_mask(valid, causal) if self.empty is None else contiguous_prefix_mask(valid, causal, self.empty)
+        )
+
+    def seen(self) -> Tensor:
+        """What of the prompt is seen by all that follows it, bool [B, L]."""
+        return self.valid if self.empty is None else contiguous_prefix(self.valid, self.causal)
 
 
 def _join(
@@ -376,6 +396,7 @@ def _join(
     valid: Tensor,
     causal: Tensor,
     position_gap: int,
+    empty: int | None,
 ) -> _Prompt:
     embeddings = model.embed(ids)
     if image_features is None:
@@ -384,13 +405,18 @@ def _join(
         embeddings = torch.cat((image_features.to(embeddings.dtype), embeddings), dim=1)
         if image_valid is None:
             image_valid = torch.ones(image_features.shape[:2], dtype=torch.bool, device=ids.device)
+    if empty:
+        # Vectors of zeros stay so in every layer, and so are their keys and values: an empty cache.
+        nothing = embeddings.new_zeros(len(ids), empty, embeddings.shape[2])
+        embeddings = torch.cat((nothing, embeddings), dim=1)
+        image_valid = torch.cat((torch.zeros(len(ids), empty, dtype=torch.bool, device=ids.device), image_valid), dim=1)
     valid, causal, positions = sequence_layout(image_valid, valid, causal)
     # openpi's decoder generates all that is causal; where the prompt has some of it already, the gap lies before that.
     positions = positions + position_gap * causal
     columns = torch.arange(valid.shape[1], device=ids.device)
     last = (columns * valid).amax(1, keepdim=True)
     first_position = positions.gather(1, last) + 1 + position_gap * ~causal.gather(1, last)
-    return _Prompt(embeddings, valid, causal, positions, last, first_position)
+    return _Prompt(embeddings, valid, causal, positions, last, first_position, empty)
 
 
 class _Feeder(Protocol):
@@ -410,11 +436,11 @@ class _Cached:
         capacity = _blocks(length + steps)
         self._model, self._column = model, length
         self._cache = model.new_cache(rows, capacity)
-        mask = attention_mask(prompt.valid, prompt.causal)
+        mask = prompt.mask(prompt.valid, prompt.causal)
         self.hidden = model.prefill(prompt.embeddings, mask, prompt.positions, self._cache, prompt.last)[:, 0]
         device = prompt.valid.device
         self._seen = torch.zeros(rows, capacity, dtype=torch.bool, device=device)
-        self._seen[:, :length] = prompt.valid
+        self._seen[:, :length] = prompt.seen()
         # Made once, so that a step only takes a view.
         self._columns = torch.arange(capacity, device=device)
         self._positions = prompt.first_position[:, 0] + self._columns[:steps, None]
@@ -433,13 +459,13 @@ class _Uncached:
     """The whole sequence again for each id."""
 
     def __init__(self, model: PaliGemma, prompt: _Prompt, steps: int) -> None:  # noqa: ARG002 (one signature)
-        self._model = model
+        self._model, self._mask = model, prompt.mask
         self._embeddings, self._valid, self._causal = prompt.embeddings, prompt.valid, prompt.causal
         self._positions, self._next = prompt.positions, prompt.first_position
         self.hidden = self._run(prompt.last)
 
     def _run(self, wanted: Tensor) -> Tensor:
-        mask = attention_mask(self._valid, self._causal)
+        mask = self._mask(self._valid, self._causal)
         return self._model.hidden_states(self._embeddings, mask, self._positions, wanted)[:, 0]
 
     def feed(self, ids: Tensor) -> None:

@@ -64,6 +64,7 @@ class EvalPolicyOptions:
     max_decoding_steps: int | None = _as_in_training("max_decoding_steps")
     use_kv_cache: bool | None = _as_in_training("use_kv_cache")
     position_gap: int | None = _as_in_training("position_gap")
+    assume_contiguous_prefix: bool | None = _as_in_training("assume_contiguous_prefix")
     tokenizer_max_length: int | None = _as_in_training("tokenizer_max_length")
     max_action_tokens: int | None = option(
         None,

@@ -101,9 +101,9 @@ class PI0FastPolicy(nn.Module):
         counts: of everything that was changed or left out, by name, since the policy was made: ``rows``,
             ``state_below`` and ``state_above`` (values outside the state's range), ``missing <camera>`` (rows; not of
             those that the configuration declares empty), ``unused <camera>`` (rows; one that the policy does not
-            know), ``malformed`` (rows that held no chunk), and in training ``over_budget`` (rows), ``clipped_values``,
-            ``saturated_coefficients``, ``padded_rows``. The first of each kind is also logged, but for
-            ``padded_rows``: every episode ends.
+            know), ``malformed`` (rows that held no chunk), ``assume_contiguous_prefix`` (rows; see `PI0FastConfig`),
+            and in training ``over_budget`` (rows), ``clipped_values``, ``saturated_coefficients``, ``padded_rows``. The
+            first of each kind is also logged, but for ``padded_rows``: every episode ends.
     """
 
     def __init__(
@@ -459,6 +459,9 @@ class PI0FastPolicy(nn.Module):
             raise PolicyError("this was prepared for training; needed is what preparation.generation makes")
         self._count(prepared.counts)
         prompt, config = prepared.prompt, self.config
+        # Without a masked camera nothing comes of it but work.
+        imitated = config.assume_contiguous_prefix and not prepared.camera_valid.all()
+        empty = config.max_decoding_steps if imitated else None
         ids, valid, causal = self._tensors(prompt.ids, prompt.valid, prompt.causal)
         # Generation has the format of the weights: with torch.autocast, cache and steps would have two.
         with torch.autocast(self.model.device.type, enabled=False):
@@ -476,6 +479,7 @@ class PI0FastPolicy(nn.Module):
                 max_steps=None if config.constrained else config.max_decoding_steps,
                 use_cache=config.use_kv_cache,
                 position_gap=config.position_gap,
+                assume_contiguous_prefix=empty,
                 generator=generator,
                 log_probabilities=return_info,
             )

@@ -41,6 +41,7 @@ _OWN_FIELDS = (
     "action_clip",
     "constrained",
     "position_gap",
+    "assume_contiguous_prefix",
     "attend_missing_cameras",
     "antialias_images",
     "count_padding_in_positions",
@@ -61,6 +62,7 @@ _SWITCHES = (
     "state_clip",
     "action_clip",
     "constrained",
+    "assume_contiguous_prefix",
     "attend_missing_cameras",
     "antialias_images",
     "count_padding_in_positions",
@@ -141,6 +143,8 @@ class PI0FastConfig:
         constrained: only ids that can still become a valid chunk are generated.
         position_gap: positions left out before ``Action: `` when it is generated or given (openpi's released decoder:
             1); not in training.
+        assume_contiguous_prefix: where a camera is masked, what is generated looks at the columns that openpi's decoder
+            looks at, which are the wrong ones: its tokens, but worse ones. Without a masked camera it changes nothing.
         attend_missing_cameras: a camera that the batch lacks is attended as a black image (openpi), not masked.
         antialias_images: images are resized with antialiasing (openpi, for uint8 images).
         count_padding_in_positions: in training a missing camera that is masked takes positions, as in openpi; not in
@@ -213,6 +217,7 @@ class PI0FastConfig:
     action_clip: bool = True
     constrained: bool = True
     position_gap: int = 0
+    assume_contiguous_prefix: bool = False
     attend_missing_cameras: bool = False
     antialias_images: bool = False
     count_padding_in_positions: bool = False

@@ -107,8 +107,25 @@ class Preparation:
         batch, states, tasks = self._observation(batch)
         prompt = self.prompt.generation(tasks, self._normalized(states), prefill_action_prefix=self.config.constrained)
         counts = _prompt_counts(prompt)
-        images, valid, cameras = self._images(batch, np.arange(len(states)), device, counts)
+        imitated = self.config.assume_contiguous_prefix
+        images, valid, cameras = self._images(batch, np.arange(len(states)), device, counts, masked=imitated)
+        if imitated and not valid.all():
+            prompt = self._padded(prompt)
+            counts["assume_contiguous_prefix"] = len(states)
         return Prepared(images, valid, prompt, states, counts, cameras)
+
+    def _padded(self, prompt: PromptBatch) -> PromptBatch:
+        """With padding up to `tokenizer_max_length` and what is given of the target, as openpi has it."""
+        width = self.config.tokenizer_max_length + int(prompt.causal.sum(axis=1).max())
+        more = ((0, 0), (0, width - prompt.ids.shape[1]))
+        return replace(
+            prompt,
+            ids=np.pad(prompt.ids, more, constant_values=self.prompt.text_tokenizer.pad_id),
+            valid=np.pad(prompt.valid, more),
+            causal=np.pad(prompt.causal, more),
+            label=np.pad(prompt.label, more),
+            weight=np.pad(prompt.weight, more),
+        )
 
     def training(self, batch: Mapping[str, Any], device: torch.device | str = "cpu") -> Prepared:
         """Images, and prompts with their targets; see `PI0FastPolicy.forward`.
@@ -212,9 +229,18 @@ class Preparation:
         return (whole, False) if len(whole) else (np.zeros(1, np.int64), True)
 
     def _images(
-        self, batch: Mapping[str, Any], rows: npt.NDArray[np.int64], device: torch.device | str, counts: Counter[str]
+        self,
+        batch: Mapping[str, Any],
+        rows: npt.NDArray[np.int64],
+        device: torch.device | str,
+        counts: Counter[str],
+        *,
+        masked: bool = False,
     ) -> tuple[Tensor | None, npt.NDArray[np.bool_], tuple[str, ...]]:
-        """Images [B, C, 3, height, width] of the cameras that the model gets, which of these it sees, their names."""
+        """Images [B, C, 3, height, width] of the cameras that the model gets, which of these it sees, their names.
+
+        `masked` says that it is to get those it does not see, too.
+        """
         keys, config = self.config.image_keys, self.config
         present = {key for key in keys if batch.get(key) is not None}
         self._check_cameras(batch, keys, present, len(rows), counts)
@@ -232,7 +258,7 @@ class Preparation:
             if key not in self._empty_cameras:
                 counts[f"missing {key}"] += len(rows)
             # A camera that nobody attends to changes nothing, unless it takes positions.
-            if config.attend_missing_cameras or config.count_padding_in_positions:
+            if config.attend_missing_cameras or config.count_padding_in_positions or masked:
                 images.append(None)
                 valid.append(config.attend_missing_cameras)
                 names.append(key)

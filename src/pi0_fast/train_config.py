@@ -465,6 +465,12 @@ class PolicyOptions:
     position_gap: int | None = option(
         None, group=_INFERENCE, help="Positions left out before Action: in generation, as in openpi.", shown="0"
     )
+    assume_contiguous_prefix: bool | None = option(
+        None,
+        group=_INFERENCE,
+        help="Where a camera is masked, generate as openpi's decoder does, which then looks at wrong columns.",
+        shown="false",
+    )
 
     push_to_hub: bool | None = option(
         None, group=_SAVING, help="Upload the trained policy to the Hub.", shown="true where --policy.repo_id is given"

@@ -417,10 +417,11 @@ def test_presets() -> None:
 
     droid = made("--preset", "droid")
     assert (droid.setting("action_horizon"), droid.setting("action_dim"), droid.relative_numbers()) == (10, 8, [])
-    assert droid.setting("normalization") == "QUANTILES"
+    assert (droid.setting("normalization"), droid.prompt_length()) == ("QUANTILES", 250)
     libero = made("--preset=libero", "--normalization=MEAN_STD", "--action_horizon", "20")
     assert libero.relative_numbers() == [0, 1, 2, 3, 4, 5]
-    assert (libero.setting("action_horizon"), libero.setting("action_dim")) == (20, 7)
+    assert (libero.setting("action_horizon"), libero.setting("action_dim"), libero.prompt_length()) == (20, 7, 180)
+    assert made("--preset=libero", "--normalization=MEAN_STD", "--max_token_len=150").prompt_length() == 150
     assert libero.camera_keys()[1] == "observation.images.left_wrist_0_rgb"
     base = made("--preset=base", "--action_dim=14", "--relative_dims=none")
     assert base.setting("action_horizon") == 32
@@ -443,6 +444,7 @@ def test_presets() -> None:
         (["--from=lerobot"], "--from"),
         (["--norm_stats=a.json", "--asset_id=b"], "--asset_id has no effect"),
         (["--action_horizon=0"], "--action_horizon must be"),
+        (["--max_token_len=0"], "--max_token_len must be"),
         (["--lora_alpha=0"], "--lora_alpha must be above 0"),
     ],
 )

@@ -110,37 +110,65 @@ def test_logits(golden: Any, policy: PI0FastPolicy) -> None:
     assert np.abs(logits - vectors["logits"])[kept].max() < 1e-3
 
 
+#: The tokens that openpi generated of each row, and so the columns that its cache had for them.
+STEPS = 16
+
+
+@torch.no_grad()
 def continuation(policy: PI0FastPolicy, vectors: Arrays, images: Arrays, given: int = 0, **changes: Any) -> np.ndarray:
-    """Greedy tokens after the prefix, and after as many of openpi's own as are given; [3, 16 - given]."""
-    batch = prepared(vectors, images, slice(None), changes.pop("attended", True))
+    """Greedy tokens after the prefix, and after as many of openpi's own as are given; [3, 16 - given].
+
+    All rows at once; the third has a masked camera, whose picture openpi encodes none the less.
+    """
+    batch = prepared(vectors, images, slice(None))
     lengths, row = vectors["prefix_mask"].sum(axis=1), np.arange(3)
     ids, valid = vectors["prefix_tokens"].astype(np.int64), vectors["prefix_mask"].copy()
     causal = np.zeros_like(valid)
     for place in range(given):
         ids[row, lengths + place] = vectors["generated"][:, place]
         valid[row, lengths + place] = causal[row, lengths + place] = True
-    features, image_valid = policy._image_features(batch)
+    features = policy.model.encode_images(batch.images.flatten(0, 1)).reshape(3, -1, 64)
+    image_valid = torch.from_numpy(np.repeat(batch.camera_valid, features.shape[1] // 3, axis=1))
     made = generate(
         policy.model,
         features,
         image_valid,
         *map(torch.from_numpy, (ids, valid, causal)),
         choice=FreeChoice(0),  # the padding's id, which the model never generates here
-        max_steps=16 - given,
-        **{"position_gap": policy.config.position_gap, **changes},
+        max_steps=STEPS - given,
+        **{"position_gap": policy.config.position_gap, "assume_contiguous_prefix": STEPS, **changes},
     )
     return made.ids.numpy()
-
-
-#: Rows in which no camera is masked, as in all that openpi does with pi0-FAST itself.
-WHOLE = slice(0, 2)
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
 def test_greedy_tokens(golden: Any, policy: PI0FastPolicy, use_cache: bool) -> None:
     _, vectors, images = golden
     made = continuation(policy, vectors, images, use_cache=use_cache)
-    np.testing.assert_array_equal(made[WHOLE], vectors["generated"][WHOLE])
+    np.testing.assert_array_equal(made, vectors["generated"])
+
+
+def of_one_row(vectors: Arrays, images: Arrays, row: int) -> Prepared:
+    """What `Preparation.generation` would hand on of openpi's transforms, padded as these pad."""
+    batch = prepared(vectors, images, slice(row, row + 1))
+    ids, valid = (vectors[f"prefix_{name}"][row : row + 1] for name in ("tokens", "mask"))
+    nothing = np.zeros_like(valid)
+    weight, length = np.zeros(valid.shape, np.float32), valid.sum(axis=1)
+    prompt = PromptBatch(ids.astype(np.int64), valid, nothing, nothing, weight, length, batch.prompt.report)
+    return replace(batch, camera_valid=batch.camera_valid[0], prompt=prompt)
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_greedy_tokens_of_the_policy(
+    golden: Any, policy: PI0FastPolicy, monkeypatch: pytest.MonkeyPatch, use_cache: bool
+) -> None:
+    """The same from `predict_action_chunk`, by the settings that conversion gave the policy."""
+    _, vectors, images = golden
+    free = changed(policy, constrained=False, max_decoding_steps=STEPS, use_kv_cache=use_cache)
+    free._choice = FreeChoice(0)
+    monkeypatch.setattr(free, "_chunks", lambda made, *_: made.ids[0].tolist())
+    made = [free.predict_action_chunk(of_one_row(vectors, images, row)) for row in range(3)]
+    np.testing.assert_array_equal(made, vectors["generated"])
 
 
 def turned(x: Any, positions: Any) -> Any:
@@ -169,12 +197,17 @@ def through_layers(model: Any, x: Any, positions: Any, mask: Any, store: list[An
 
 
 @torch.no_grad()
-def slow_openpi(policy: PI0FastPolicy, vectors: Arrays, images: Arrays, row: int, *, window: bool) -> list[int]:
+def slow_openpi(
+    policy: PI0FastPolicy, vectors: Arrays, images: Arrays, row: int, *, window: bool, cameras: list[bool] | None = None
+) -> list[int]:
     """openpi's decoder for one row: right-aligned, and each step sees as many of the last columns as are valid.
 
-    With a masked camera these are the wrong columns, which `window` False puts right.
+    With a masked camera these are the wrong columns, which `window` False puts right. `cameras` are the row's, unless
+    others are said.
     """
     model, batch = policy.model, prepared(vectors, images, slice(row, row + 1))
+    if cameras is not None:
+        batch = replace(batch, camera_valid=np.array([cameras]))
     ids, tokens_valid = (torch.from_numpy(vectors[f"prefix_{name}"][row]) for name in ("tokens", "mask"))
     features = model.encode_images(batch.images[0])
     image_valid = torch.from_numpy(batch.camera_valid[0])[:, None].expand(features.shape[:2])
@@ -184,7 +217,7 @@ def slow_openpi(policy: PI0FastPolicy, vectors: Arrays, images: Arrays, row: int
     )
     shift = -int(valid.nonzero().max()) - 1
     x, valid = x.roll(shift, 0), valid.roll(shift)
-    length, count, steps = len(valid), int(valid.sum()), 16
+    length, count, steps = len(valid), int(valid.sum()), STEPS
     columns = torch.arange(length + steps)
     store = [(torch.zeros(length + steps, 32), torch.zeros(length + steps, 32)) for _ in model.decoder.layers]
     mask = torch.zeros(length, length + steps, dtype=torch.bool)
@@ -200,27 +233,69 @@ def slow_openpi(policy: PI0FastPolicy, vectors: Arrays, images: Arrays, row: int
     return made
 
 
-def test_greedy_tokens_with_a_masked_camera(golden: Any, policy: PI0FastPolicy) -> None:
-    """Such a row is openpi's to the token where its decoder's mistake is repeated; ours is the row put right."""
+def test_assuming_a_contiguous_prefix_is_needed(golden: Any, policy: PI0FastPolicy) -> None:
+    """Without it the row with a masked camera is put right, and so another one than openpi's; the others stay."""
     _, vectors, images = golden
-    ours = continuation(policy, vectors, images)
-    for row in range(3):
-        assert slow_openpi(policy, vectors, images, row, window=True) == vectors["generated"][row].tolist()
-        assert slow_openpi(policy, vectors, images, row, window=False) == ours[row].tolist()
-    assert ours[2].tolist() != vectors["generated"][2].tolist()
+    right = continuation(policy, vectors, images, assume_contiguous_prefix=None)
+    np.testing.assert_array_equal(right[:2], vectors["generated"][:2])
+    assert right[2].tolist() != vectors["generated"][2].tolist()
+    assert slow_openpi(policy, vectors, images, 2, window=True) == vectors["generated"][2].tolist()
+    assert slow_openpi(policy, vectors, images, 2, window=False) == right[2].tolist()
+
+
+@pytest.mark.parametrize("cameras", [[False, True, True], [True, False, True], [False, True, False]])
+def test_greedy_tokens_whichever_cameras_are_masked(golden: Any, policy: PI0FastPolicy, cameras: list[bool]) -> None:
+    """The golden masks the last camera only; the decoder that is written out above masks any."""
+    _, vectors, images = golden
+    free = changed(policy, constrained=False, max_decoding_steps=STEPS)
+    free._choice = FreeChoice(0)
+    free._chunks = lambda generation, *_: generation.ids[0].tolist()  # type: ignore[method-assign]
+    batch = replace(of_one_row(vectors, images, 0), camera_valid=np.array(cameras))
+    made = free.predict_action_chunk(batch)
+    assert made == slow_openpi(policy, vectors, images, 0, window=True, cameras=cameras)[: len(made)]
+    assert len(made) == STEPS
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_constrained_chunks_with_a_contiguous_prefix(golden: Any, policy: PI0FastPolicy, use_cache: bool) -> None:
+    """From a batch: ``Action: `` is given, the padding is openpi's, and what comes out is a chunk."""
+    images = golden[2]
+    batch = {
+        f"observation.images.{name}": torch.from_numpy(images[name].astype(np.float32) / 2 + 0.5)
+        for name in CAMERAS
+        if name != "base_1_rgb"
+    }
+    batch |= {"observation.state": np.zeros((3, 4), np.float32), "task": ["open", "Close_it", "put it down"]}
+    found = {}
+    for switch in (True, False):
+        masking = changed(policy, attend_missing_cameras=False, assume_contiguous_prefix=switch, use_kv_cache=use_cache)
+        made = masking.preparation.generation(batch)
+        assert made.camera_valid.tolist() == [True, False, True]
+        given = len(masking.preparation.prompt.action_prefix_ids)
+        assert (made.prompt.ids.shape[1] == masking.config.tokenizer_max_length + given) is switch
+        assert masking.config.tokenizer_max_length == 250, "openpi's max_token_len"
+        assert made.counts["assume_contiguous_prefix"] == 3 * switch
+        chunk, info = masking.predict_action_chunk(made, return_info=True)
+        assert info.valid.all()
+        assert torch.isfinite(chunk).all()
+        found[switch] = info.log_probabilities[:, 0]
+    assert (found[True] - found[False]).abs().min() > 1e-4
 
 
 @pytest.mark.parametrize("given", [1, 5])
-def test_tokens_that_are_given_count_as_generated(golden: Any, policy: PI0FastPolicy, given: int) -> None:
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_tokens_that_are_given_count_as_generated(
+    golden: Any, policy: PI0FastPolicy, given: int, use_cache: bool
+) -> None:
     """As ``Action: `` is where generation is constrained: the gap lies before it."""
     _, vectors, images = golden
-    made = continuation(policy, vectors, images, given)
-    np.testing.assert_array_equal(made[WHOLE], vectors["generated"][WHOLE, given:])
+    made = continuation(policy, vectors, images, given, use_cache=use_cache)
+    np.testing.assert_array_equal(made, vectors["generated"][:, given:])
 
 
 def test_the_gap_is_needed(golden: Any, policy: PI0FastPolicy) -> None:
     _, vectors, images = golden
-    assert (continuation(policy, vectors, images, position_gap=0) != vectors["generated"])[WHOLE].any()
+    assert (continuation(policy, vectors, images, position_gap=0) != vectors["generated"])[:2].any()
 
 
 def test_counting_in_training_is_needed(golden: Any, policy: PI0FastPolicy) -> None:

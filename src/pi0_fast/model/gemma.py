@@ -366,7 +366,8 @@ class Decoder(nn.Module):
 
         Args:
             x: [B, S, width].
-            mask: bool [B, 1, S, S], True where the query sees the key; no row may be empty.
+            mask: bool [B, 1, S, S], True where the query sees the key; no row may be empty. Or floats, which are added
+                to the scores.
             positions: int64 [B, S].
             cache: where given, its columns 0..S-1 receive the keys and values.
             wanted: int64 [B, K], the columns that are needed: the last layer then leaves the others out.
@@ -427,4 +428,6 @@ def _columns(x: Tensor, wanted: Tensor) -> Tensor:
 
 def _bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where seen, minus infinity elsewhere: made once, where a bool mask would be converted in every layer."""
+    if mask.is_floating_point():
+        return mask.to(dtype)
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))

@@ -20,6 +20,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+#: Beside it a score is lost, so that a row of nothing else weights its columns alike; finite in bfloat16, too, and
+#: when an accelerator's attention multiplies it by a number of about 1.
+_ALIKE = -1e38
+
 
 def sequence_layout(
     image_valid: Tensor, valid: Tensor, causal: Tensor, *, count_padding: bool = False
@@ -56,3 +60,53 @@ def attention_mask(valid: Tensor, causal: Tensor) -> Tensor:
     seen = (earlier | ~causal[:, None, :]) & (valid[:, None, :] & valid[:, :, None])
     seen.diagonal(dim1=1, dim2=2).fill_(True)
     return seen[:, None]
+
+
+def contiguous_prefix(valid: Tensor, causal: Tensor) -> Tensor:
+    """What openpi's decoder sees of a prompt: as many of its last columns as are valid, wherever those lie.
+
+    With nothing masked between them (padding behind them is nothing) these are the valid ones. Where a camera is
+    masked, its columns are seen, and as many of the first ones are not:
+
+        prompt    i i m m w w p         i image, m masked camera, w word, p padding
+        seen      . . 1 1 1 1 .
+
+    Args:
+        valid: bool [B, L].
+        causal: bool [B, L]; these are no part of the prompt: openpi generates them.
+
+    Returns:
+        bool [B, L]; of the causal ones, all.
+    """
+    prefix = valid & ~causal
+    columns = torch.arange(valid.shape[1], device=valid.device)
+    last = (columns * prefix).amax(1, keepdim=True)
+    return ((columns <= last) & (columns > last - prefix.sum(1, keepdim=True))) | (valid & causal)
+
+
+def contiguous_prefix_mask(valid: Tensor, causal: Tensor, empty: int) -> Tensor:
+    """`attention_mask` as openpi's decoder has it where a camera is masked, float32 [B, 1, L, L], to add to the scores.
+
+    The prompt sees its valid columns. What is causal sees `contiguous_prefix` and earlier ones. Padding and masked
+    columns, of which that may hold some, see all columns of the prompt alike, empty ones included: JAX's softmax of
+    equal numbers.
+
+    Args:
+        valid: bool [B, L].
+        causal: bool [B, L].
+        empty: how many columns at the beginning are empty, which see only themselves.
+    """
+    length = valid.shape[1]
+    columns = torch.arange(length, device=valid.device)
+    causal = causal & valid
+    prefix = (valid & ~causal)[:, None]
+    earlier = (columns <= columns[:, None]) & causal[:, None]
+    seen = torch.where(
+        causal[:, :, None], earlier | (contiguous_prefix(valid, causal) & ~causal)[:, None], prefix & valid[:, :, None]
+    )
+    unseen = torch.full((), float("-inf"), device=valid.device)
+    bias = torch.where(seen, 0.0, unseen)
+    alike = ~valid[:, :, None] & (columns >= empty)[:, None]
+    bias = torch.where(alike, torch.where(causal[:, None], unseen, _ALIKE), bias)
+    bias[:, :empty].diagonal(dim1=1, dim2=2).fill_(0.0)
+    return bias[:, None]

@@ -36,6 +36,7 @@ from pi0_fast.types import UsageError
 SWITCHES: dict[str, Any] = {
     "prompt_format": "openpi",
     "position_gap": 1,
+    "assume_contiguous_prefix": True,
     "count_padding_in_positions": True,
     "attend_missing_cameras": True,
     "antialias_images": True,
@@ -168,6 +169,7 @@ def _settings(config: ConvertConfig, tree: Tree, sizes: dict[str, int]) -> PI0Fa
         relative_exclude_joints=[name for dim, name in enumerate(names) if relative and dim not in relative],
         action_feature_names=names if relative else None,
         image_resolution=(size, size),
+        tokenizer_max_length=config.prompt_length(),
         text_tokenizer_name=config.text_tokenizer,
         action_tokenizer_name=config.setting("action_tokenizer"),
         normalization_mapping={
@@ -190,7 +192,9 @@ def _decisions(
     """(what, how, where that is from), for people."""
 
     def origin(name: str) -> str:
-        return f"--{name}" if getattr(config, name) is not None else f"preset {config.preset}"
+        if getattr(config, name) is not None:
+            return f"--{name}"
+        return f"preset {config.preset}" if config.setting(name) is not None else "openpi"
 
     processors, settings = policy.preparation.processors, policy.config
     count = sum(parameter.numel() for parameter in policy.model.parameters())
@@ -217,6 +221,7 @@ def _decisions(
             origin("cameras"),
         ),
         ("action tokenizer", config.setting("action_tokenizer"), origin("action_tokenizer")),
+        ("prompt", f"up to {settings.tokenizer_max_length} ids", origin("max_token_len")),
         ("text tokenizer", config.text_tokenizer, "--text_tokenizer"),
     ]
     if scale is not None:
