@@ -21,17 +21,7 @@ import numpy as np
 
 from pi0_fast.sims import rendering
 from pi0_fast.sims.packages import load
-from pi0_fast.sims.protocol import (
-    IMAGES,
-    STATE,
-    TASK,
-    Episode,
-    Expert,
-    Settings,
-    Simulator,
-    SimulatorSpec,
-    StepResult,
-)
+from pi0_fast.sims.protocol import IMAGES, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult, observation
 from pi0_fast.types import SimulatorError
 
 OPTIONS = ("state", "images", "rotate", "success", "text", "state_names", "action_names", "kwargs")
@@ -130,8 +120,7 @@ class GymSimulator:
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [Ds], images uint8 [h, w, 3], text."""
         self._episode.begun()
-        found: dict[str, Any] = {STATE: self._state().copy(), TASK: self.spec.text}
-        return found | ({key: self.render(key) for key in self.spec.cameras} if images else {})
+        return observation(self, self._state().copy(), images)
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """The camera's image; another size repeats or leaves out pixels."""

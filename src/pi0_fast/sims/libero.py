@@ -28,17 +28,7 @@ import numpy.typing as npt
 from pi0_fast.sims import libero_package as package
 from pi0_fast.sims import rendering
 from pi0_fast.sims.libero_expert import PickAndPlace
-from pi0_fast.sims.protocol import (
-    IMAGES,
-    STATE,
-    TASK,
-    Episode,
-    Expert,
-    Settings,
-    Simulator,
-    SimulatorSpec,
-    StepResult,
-)
+from pi0_fast.sims.protocol import IMAGES, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult, observation
 from pi0_fast.types import SimulatorError
 
 #: Steps of an episode, as LeRobot has them; other suites end after OTHER_MAX_STEPS.
@@ -161,8 +151,7 @@ class LiberoSimulator:
         self._episode.begun()
         seen = self._observed
         parts = (seen["robot0_eef_pos"], axis_angle(seen["robot0_eef_quat"]), seen["robot0_gripper_qpos"])
-        found: dict[str, Any] = {STATE: np.concatenate(parts).astype(np.float32), TASK: self.spec.text}
-        return found | ({key: self.render(key) for key in self.spec.cameras} if images else {})
+        return observation(self, np.concatenate(parts).astype(np.float32), images)
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """A picture of what was observed last; 70 ms at 360 x 360 without a GPU, and 1 s for the first of a world."""

@@ -16,17 +16,7 @@ import numpy as np
 
 from pi0_fast.sims import rendering
 from pi0_fast.sims.packages import load
-from pi0_fast.sims.protocol import (
-    IMAGES,
-    STATE,
-    TASK,
-    Episode,
-    Expert,
-    Settings,
-    Simulator,
-    SimulatorSpec,
-    StepResult,
-)
+from pi0_fast.sims.protocol import IMAGES, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult, observation
 from pi0_fast.types import SimulatorError
 
 FPS, MAX_STEPS = 80.0, 500
@@ -137,8 +127,7 @@ class MetaWorldSimulator:
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [4], images uint8 [h, w, 3], text."""
         self._episode.begun()
-        found: dict[str, Any] = {STATE: self._seen[:4].astype(np.float32), TASK: self.spec.text}
-        return found | ({key: self.render(key) for key in self.spec.cameras} if images else {})
+        return observation(self, self._seen[:4].astype(np.float32), images)
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """An upright picture; about 10 ms without a GPU where rendering is fast, ten times that where it is not."""

@@ -103,6 +103,12 @@ class Simulator(Protocol):
         ...
 
 
+def observation(simulator: Simulator, state: np.ndarray, images: bool) -> dict[str, Any]:
+    """What `Simulator.observe` gives, of its state float32 [Ds] and its pictures, where `images` are wanted."""
+    pictures = {key: simulator.render(key) for key in simulator.spec.cameras} if images else {}
+    return {STATE: state, TASK: simulator.spec.text, **pictures}
+
+
 class Episode:
     """Counts the steps of an episode and checks what it is given; adapters hold one."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pi0_fast.sims.packages import load
-from pi0_fast.sims.protocol import STATE, TASK, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult
+from pi0_fast.sims.protocol import Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult, observation
 from pi0_fast.types import SimulatorError
 
 TASKS = {"PushT-v0": "Push the T-shaped block onto the T-shaped target."}
@@ -63,8 +63,7 @@ class PushTSimulator:
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [2], image uint8 [h, w, 3], text."""
         self._episode.begun()
-        found: dict[str, Any] = {STATE: self._state.copy(), TASK: self.spec.text}
-        return found | ({key: self.render(key) for key in self.spec.cameras} if images else {})
+        return observation(self, self._state.copy(), images)
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """The table from above, as the package's own `pixels` observation draws it."""

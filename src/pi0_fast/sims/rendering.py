@@ -34,7 +34,7 @@ mujoco.MjrContext(mujoco.MjModel.from_xml_string("<mujoco/>"), mujoco.mjtFontSca
 
 
 def _works(backend: str) -> str | None:
-    """None where MuJoCo can open an OpenGL context by a backend, else the last line of what it said."""
+    """None where MuJoCo can open an OpenGL context by a backend, else what it said, in a line."""
     environment = {name: value for name, value in os.environ.items() if name != "PYOPENGL_PLATFORM"}
     # In a process of its own: a driver may crash, and PyOpenGL cannot change its mind after a first try.
     done = subprocess.run(
@@ -122,7 +122,7 @@ class OffscreenRenderer:
     """
 
     def __init__(self, model: Any, *, fast: bool = False, hidden_groups: tuple[int, ...] = ()) -> None:
-        self.model = self._model = model
+        self.model = model
         self._hidden_groups = hidden_groups
         self._opened: tuple[Any, Any, Any, Any] | None = None
         if fast:
@@ -134,12 +134,12 @@ class OffscreenRenderer:
         import mujoco
 
         if self._opened is None:
-            buffer = self._model.vis.global_
+            buffer = self.model.vis.global_
             buffer.offheight, buffer.offwidth = max(buffer.offheight, height), max(buffer.offwidth, width)
             try:
                 opengl = _context_class()(buffer.offwidth, buffer.offheight)
                 opengl.make_current()
-                context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_150)
+                context = mujoco.MjrContext(self.model, mujoco.mjtFontScale.mjFONTSCALE_150)
             except SimulatorError:
                 raise
             except Exception as error:  # what drivers and PyOpenGL raise has no common class
@@ -148,7 +148,7 @@ class OffscreenRenderer:
             option = mujoco.MjvOption()
             for group in self._hidden_groups:
                 option.geomgroup[group] = 0
-            self._opened = opengl, mujoco.MjvScene(self._model, maxgeom=10_000), context, option
+            self._opened = opengl, mujoco.MjvScene(self.model, maxgeom=10_000), context, option
         opengl, _, context, _ = self._opened
         opengl.make_current()
         if height > context.offHeight or width > context.offWidth:
@@ -162,9 +162,9 @@ class OffscreenRenderer:
         _, scene, context, option = self._open(height, width)
         view = mujoco.MjvCamera()
         view.type = mujoco.mjtCamera.mjCAMERA_FIXED
-        view.fixedcamid = self._model.camera(camera).id
+        view.fixedcamid = self.model.camera(camera).id
         everything = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self._model, data, option, None, view, everything, scene)
+        mujoco.mjv_updateScene(self.model, data, option, None, view, everything, scene)
         area = mujoco.MjrRect(0, 0, width, height)
         mujoco.mjr_render(area, scene, context)
         pixels = np.empty((height, width, 3), np.uint8)

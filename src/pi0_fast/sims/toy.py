@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pi0_fast.sims.protocol import STATE, TASK, Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult
+from pi0_fast.sims.protocol import Episode, Expert, Settings, Simulator, SimulatorSpec, StepResult, observation
 from pi0_fast.types import SimulatorError
 
 TASKS = {
@@ -89,8 +89,7 @@ class ToySimulator:
     def observe(self, images: bool = True) -> dict[str, Any]:
         """State float32 [2], images uint8 [h, w, 3], text."""
         self._episode.begun()
-        found: dict[str, Any] = {STATE: self._dot.astype(np.float32), TASK: self.spec.text}
-        return found | ({key: self.render(key) for key in self.spec.cameras} if images else {})
+        return observation(self, self._dot.astype(np.float32), images)
 
     def render(self, camera: str, size: tuple[int, int] | None = None) -> np.ndarray:
         """The table from above (`top`), or the part within 0.5 of the dot (`hand`); y points up."""
