@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pi0_fast import policy_config, train_config
+from pi0_fast.actions import dct
 from pi0_fast.cli import COMMANDS, main
 from pi0_fast.parsing import flags_of, help_text
 from pi0_fast.train_config import (
@@ -394,6 +395,10 @@ def test_resume_with_a_file_of_ones_own(tmp_path: Path) -> None:
     file.write_text(f"dataset:\n  repo_id: a/b\npolicy:\n  path: start\noutput_dir: {tmp_path / 'run'}\n")
     config = read(["--resume", f"--config_path={file}"])
     assert (config.checkpoint, config.output_path) == (None, tmp_path / "run")
+
+
+def test_orders_are_those_of_the_tokenizer() -> None:
+    assert train_config.ORDERS == dct.ORDERS
 
 
 def test_python_users_build_the_same() -> None:

@@ -16,7 +16,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pi0_fast.actions.dct import ORDERS
 from pi0_fast.configs import (
     NORMALIZATION_MODES,
     check_choice,
@@ -36,11 +35,12 @@ TRAIN_CONFIG_FILE = "train_config.json"
 CHECKPOINTS, LAST = "checkpoints", "last"
 PRETRAINED_MODEL, TRAINING_STATE = "pretrained_model", "training_state"
 
-# As in policy_config.py (a test compares them), which needs numpy; help is to answer at once.
+# As in policy_config.py and dct.py (a test compares them), which need numpy; help is to answer at once.
 POLICY_TYPE = "pi0_fast"
 VARIANTS = ("gemma_300m", "gemma_2b")
 DTYPES = ("float32", "bfloat16")
 PROMPT_FORMATS = ("lerobot", "openpi")
+ORDERS = ("frequency", "dimension")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 _DATA, _TRANSFORMS, _RUN, _SAVING = "Dataset", "Image transforms", "Training", "Output and checkpoints"
