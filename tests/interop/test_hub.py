@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from pi0_fast.types import Feature
 
 WANTED = [name for name in os.environ.get("PI0_FAST_INTEROP", "").split(",") if name.strip() in HUBS]
 CLIENT = Path(__file__).resolve().parents[1] / "hub_client.py"
-SECONDS = 180  # the most that one request may take, kernels compiled for the first time included
+SECONDS = 600  # the most that one request may take, kernels compiled for the first time included
 
 
 class Client:
@@ -48,16 +49,18 @@ class Client:
             "NO_PROXY": "*",
             **variables,
         }
-        self.errors = (home / "client.err").open("w+")
-        self.process = subprocess.Popen(
+        self._begin = partial(
+            subprocess.Popen,
             [python, str(CLIENT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self.errors,
+            stderr=(home / "client.err").open("w+"),
             text=True,
             env=environment,
             cwd=home,
         )
+        self.errors = self._begin.keywords["stderr"]
+        self.process = self._begin()
 
     def ask(self, call: str, *, login: str | None = None, **arguments: Any) -> dict[str, Any]:
         """The answer to one request, whatever it is."""
@@ -68,7 +71,11 @@ class Client:
         line = self.process.stdout.readline() if ready else ""
         if not line:
             self.errors.seek(0)
-            pytest.fail(f"{call} gave no answer: {self.errors.read()[-2000:]}")
+            said = self.errors.read()[-2000:]
+            self.process.kill()  # a late answer is not to be taken for that to the next request
+            self.process.communicate(timeout=30)
+            self.process = self._begin()
+            pytest.fail(f"{call} gave no answer: {said}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

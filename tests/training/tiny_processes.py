@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import tiny_runs
 
 #: No test waits longer for a process.
-PATIENCE_S = 90.0
+PATIENCE_S = 300.0
 Done = subprocess.CompletedProcess[str]
 
 
