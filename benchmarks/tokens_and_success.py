@@ -11,8 +11,13 @@ them, with the same model, steps and seeds, policies are trained on the tokens o
 
 For each seed of training (the first weights, the order of the frames) the policy acts in the same scenes, none of which
 was recorded. Cross entropy is that of a whole chunk, all its tokens together, in nats, on held-out episodes: that of a
-token cannot be compared where the numbers of tokens differ. A run that is finished is not done again: interrupt and go
-on as you like.
+token cannot be compared where the numbers of tokens differ.
+
+Two intervals stand beside each success, and answer two questions. That of the scenes holds for the very policies that
+were trained: how they fare in other scenes. That over seeds holds for the kind of tokens: how a policy fares that is
+trained again. Only the second says whether one kind is better than another.
+
+A run that is finished is not done again: interrupt and go on as you like.
 
     python benchmarks/tokens_and_success.py [--output_dir DIR] [--seeds 5] [--steps 200] [--variants plain ...]
 
@@ -24,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -52,6 +58,8 @@ VARIANTS: dict[str, tuple[dict[str, str], bool]] = {
     "dimension first": ({"--order": "dimension"}, False),
     "both": ({"--order": "dimension"}, True),
 }
+#: 97.5 % quantiles of Student's t, by degrees of freedom from 1 on; for more the last is taken, which is too wide.
+STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 #: As the demo's, but with less training: with all of it every kind of token succeeds nearly always.
 PLAN = replace(demo.Plan(), steps=200, free=False)
 #: For a quick try, and for the test of this script.
@@ -158,7 +166,11 @@ class Comparison:
         os.replace(partial, file)
 
     def chunk_seconds(self, variants: Sequence[str], seed: int, frames: int = 60) -> dict[str, float]:
-        """Processor seconds of one predicted chunk, mean over frames of the dataset, the variants turn by turn."""
+        """Processor seconds of one predicted chunk, mean over frames of the dataset, the variants turn by turn.
+
+        Whoever comes first with a frame finds cold caches, and needs up to a tenth longer: each does as often. The
+        first frame is not counted.
+        """
         reader = open_dataset(demo.REPO_ID, root=self.output / "dataset")
         dataset = FrameDataset(reader, chunk_size=self.plan.horizon, camera_keys=reader.camera_keys)
         place = "policy/checkpoints/last/pretrained_model"
@@ -167,12 +179,14 @@ class Comparison:
             for variant in variants
         }
         spent = dict.fromkeys(variants, 0.0)
-        for index in np.linspace(0, len(dataset) - 1, frames).astype(int).tolist():
+        turns = list(policies.items())
+        for turn, index in enumerate(np.linspace(0, len(dataset) - 1, frames + 1).astype(int).tolist()):
             batch = {key: value for key, value in dataset.batch([index]).items() if not key.startswith("action")}
-            for variant, policy in policies.items():
+            turns.append(turns.pop(0))
+            for variant, policy in turns:
                 begun = time.process_time()
                 policy.predict_action_chunk(batch)
-                spent[variant] += time.process_time() - begun
+                spent[variant] += (time.process_time() - begun) * (turn > 0)
         return {variant: seconds / frames for variant, seconds in spent.items()}
 
     def results(self, variants: Sequence[str], seeds: range) -> dict[str, dict[int, dict[str, Any]]]:
@@ -192,6 +206,24 @@ def share(low_high: tuple[float, float], signed: bool = False) -> str:
     return " to ".join(f"{100 * value:+.0f}" if signed else f"{100 * value:.0f}" for value in low_high)
 
 
+def over_seeds(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % interval of the mean of what trainings from different seeds gave; None of fewer than two.
+
+    Student's: one value a training, since scenes of one policy succeed and fail together.
+    """
+    if len(values) < 2:
+        return None
+    middle = statistics.mean(values)
+    quantile = STUDENT_95[min(len(values) - 2, len(STUDENT_95) - 1)]
+    reach = quantile * statistics.stdev(values) / math.sqrt(len(values))
+    return middle - reach, middle + reach
+
+
+def success_of(run: dict[str, Any]) -> float:
+    """Share of the scenes of one run."""
+    return statistics.mean(map(float, run["success"].values()))
+
+
 def compared(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]]) -> Paired:
     """The same scenes after training from the same seeds."""
     total = Paired(0, 0, 0, 0)
@@ -206,40 +238,49 @@ def compared(first: dict[int, dict[str, Any]], second: dict[int, dict[str, Any]]
 def show(results: dict[str, dict[int, dict[str, Any]]]) -> None:
     """Two tables in Markdown."""
     print("\nMean over seeds, plus or minus the standard deviation where it says so; success of all scenes together.\n")
-    print("| tokens | runs | success, % | 95 % | least, most | tokens/chunk | RMSE | nats/chunk | error of chunks |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print(
+        "| tokens | runs | success, % | 95 %, scenes | 95 %, seeds | of each run | tokens/chunk | RMSE | nats/chunk | "
+        "error of chunks |"
+    )
+    print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |")
     for variant, runs in results.items():
         if not runs:
             continue
-        scenes = [sum(run["success"].values()) for run in runs.values()]
+        succeeded = sum(sum(run["success"].values()) for run in runs.values())
         count = sum(len(run["success"]) for run in runs.values())
+        each = [success_of(runs[seed]) for seed in sorted(runs)]
+        seeds = over_seeds(each)
 
         def mean(name: str, digits: int, runs: dict[int, dict[str, Any]] = runs, spread: bool = False) -> str:
             values = [run[name] for run in runs.values()]
             deviation = f" ± {statistics.stdev(values):.{digits}f}" if spread and len(values) > 1 else ""
             return f"{statistics.mean(values):.{digits}f}{deviation}"
 
-        each = count / len(runs)
         print(
-            f"| {variant} | {len(runs)} | {100 * sum(scenes) / count:.1f} | {share(wilson(sum(scenes), count))} | "
-            f"{100 * min(scenes) / each:.0f}, {100 * max(scenes) / each:.0f} | {mean('target_tokens', 2)} | "
+            f"| {variant} | {len(runs)} | {100 * succeeded / count:.1f} | {share(wilson(succeeded, count))} | "
+            f"{share((max(seeds[0], 0.0), min(seeds[1], 1.0))) if seeds else '-'} | "
+            f"{', '.join(f'{100 * value:.0f}' for value in each)} | {mean('target_tokens', 2)} | "
             f"{mean('rmse', 4)} | {mean('cross_entropy', 2, spread=True)} | {mean('action_l1', 4, spread=True)} |"
         )
-    print("\n| against plain | scenes | difference of success, % | 95 % | nats/chunk | tokens/chunk |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
+    print("\nAgainst plain, from the same seeds:\n")
+    print("| tokens | scenes | success, points | 95 %, scenes | 95 %, seeds | ratio of nats | ratio of tokens |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     plain = results.get(PLAIN, {})
     for variant, runs in results.items():
         common = sorted(plain.keys() & runs.keys())
         if variant == PLAIN or not common:
             continue
         pairs = compared(plain, runs)
-        ratios = [
-            statistics.mean(runs[seed][name] / plain[seed][name] for seed in common)
-            for name in ("cross_entropy", "target_tokens")
-        ]
+        differences = over_seeds([success_of(runs[seed]) - success_of(plain[seed]) for seed in common])
+        cells = []
+        for name in ("cross_entropy", "target_tokens"):
+            ratios = [runs[seed][name] / plain[seed][name] for seed in common]
+            reach = over_seeds(ratios)
+            cells.append(f"{statistics.mean(ratios):.3f}" + (f" ({reach[0]:.3f} to {reach[1]:.3f})" if reach else ""))
         print(
             f"| {variant} | {pairs.count} | {100 * pairs.difference:+.1f} | "
-            f"{share(paired_difference(pairs), signed=True)} | {ratios[0]:.3f} | {ratios[1]:.3f} |"
+            f"{share(paired_difference(pairs), signed=True)} | "
+            f"{share(differences, signed=True) if differences else '-'} | {' | '.join(cells)} |"
         )
 
 
