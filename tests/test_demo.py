@@ -57,6 +57,21 @@ def test_every_chapter_is_a_command_that_parses(tmp_path: Path) -> None:
             command.parse(command.config_class, flags, f"pi0-fast {name}").validate()
 
 
+def test_a_task_that_is_not_there_leaves_an_earlier_demo_whole(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    pytest.importorskip("av")
+    demo._begin(tmp_path / "out", TOY)
+    (tmp_path / "out" / "demo.md").write_text("of an earlier one")
+
+    def never(arguments: Sequence[str]) -> None:
+        raise AssertionError(arguments)
+
+    config = DemoConfig(output_dir=str(tmp_path / "out"), overwrite=True)
+    with pytest.raises(UsageError, match="did you mean reach-green"):
+        demo.tell(replace(TOY, tasks=("reach-green", "reach-gren")), config, never)
+    assert (tmp_path / "out" / "demo.md").read_text() == "of an earlier one"
+
+
 def test_the_story_of_a_toy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("av")

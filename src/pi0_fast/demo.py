@@ -31,8 +31,9 @@ from typing import Any
 
 from pi0_fast.configs import DemoConfig
 from pi0_fast.display import print_table, say
+from pi0_fast.parsing import nearest
 from pi0_fast.reports.demo import THE_POLICY, Story, Told, Variant, write_story
-from pi0_fast.sims import preflight, task_text
+from pi0_fast.sims import preflight, task_names, task_text
 from pi0_fast.sims.rendering import APT_PACKAGES
 from pi0_fast.types import SimulatorError, UsageError
 
@@ -145,6 +146,7 @@ def tell(plan: Plan, config: DemoConfig, command: Command) -> None:
     _require_packages(plan.env_type)
     _check_output(output, overwrite=config.overwrite)
     _settle_renderer(plan.env_type)
+    _check_tasks(plan)
     _begin(output, plan)
     seconds: dict[str, float] = {}
     for number, chapter in enumerate(chapters(plan, output, config), start=1):
@@ -334,6 +336,16 @@ def _check_output(output: Path, *, overwrite: bool) -> None:
         raise UsageError(f"{output} {what}: choose another --output_dir")
     if not overwrite:
         raise UsageError(f"{output} holds an earlier demo: pass --overwrite, or choose another --output_dir")
+
+
+def _check_tasks(plan: Plan) -> None:
+    """Before an earlier demo is replaced."""
+    there = task_names(plan.env_type)
+    for task in plan.tasks:
+        if task not in there:
+            near = nearest(task, there)
+            hint = f"did you mean {near}?" if near else f"there are {len(there)}, from {there[0]} to {there[-1]}"
+            raise UsageError(f"{plan.env_type} has no task {task!r}; {hint}")
 
 
 def _is_own(entry: Path) -> bool:
