@@ -53,10 +53,7 @@ WRITTEN = {
 }
 HEAD, TABLE = weights.foreign_name(weights.HEAD), weights.foreign_name(weights.TABLE)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,7 @@ from toy_policies import HORIZON, Seeing, StandIn, Still, new_policy  # noqa: E4
 GREEN = EnvConfig(type="toy", task="reach-green", cameras=["top"])
 SEEDS = range(100_000, 100_004)
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_one_that_sees_succeeds_and_one_that_stands_still_does_not() -> None:

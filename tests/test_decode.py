@@ -34,10 +34,7 @@ VOCABULARY = 1024
 FORMATS = ("plain", "reference")
 LENGTH = 18
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @cache

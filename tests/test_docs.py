@@ -8,7 +8,6 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,6 @@ import pytest
 from pi0_fast.cli import COMMANDS, main
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def blocks(page: str, *kinds: str, section: str = "") -> list[tuple[str, str]]:

@@ -33,13 +33,7 @@ from toy_policies import Seeing, Still, new_policy  # noqa: E402
 #: Of an episode, what depends on the machine.
 TIMES = ("latencies_ms", "seconds")
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,7 @@ Golden = tuple[Path, dict[str, Any], dict[str, Any]]
 CHECKPOINTS = ["lerobot_checkpoint", "lerobot_checkpoint_relative"]
 LIVE_RELATIVE = 0.00193218642
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- lerobot's numbers ------------------------------------------------------------------------------------------------

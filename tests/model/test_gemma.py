@@ -18,13 +18,7 @@ from pi0_fast.types import PolicyError  # noqa: E402
 
 GROUPED = Architecture(VisionSizes(32, 1, 2, 64, image_size=28), TextSizes(48, 2, 96, 6, 2, 16, vocab_size=300))
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def batch(vocab_size: int = 300, rows: int = 3):

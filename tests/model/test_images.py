@@ -16,10 +16,7 @@ torch = pytest.importorskip("torch")
 from pi0_fast.model.images import prepare_images  # noqa: E402
 from pi0_fast.types import PolicyError  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def slow_twin(image: np.ndarray, height: int, width: int) -> np.ndarray:

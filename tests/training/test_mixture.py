@@ -7,7 +7,6 @@ import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,13 +28,7 @@ from pi0_fast.types import PolicyError, UsageError  # noqa: E402
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build_other(root: Path) -> Path:

@@ -23,13 +23,7 @@ from pi0_fast.types import SimulatorError  # noqa: E402
 
 TOP = "observation.images.top"
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
