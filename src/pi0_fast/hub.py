@@ -273,14 +273,14 @@ def push_files(
         raise HubError(_explain_push(error, full) + note) from error
 
 
-def dataset_exists(repo_id: str, *, token: str | bool | None = None) -> bool:
-    """Whether the hub has a dataset of that name that the token may see.
+def is_on_hub(repo_id: str, repo_type: Literal["model", "dataset"], *, token: str | bool | None = None) -> bool:
+    """Whether the hub has a repository of that kind and name that the token may see.
 
     Raises:
         HubError: the hub cannot be asked.
     """
     try:
-        return bool(_api(token).repo_exists(repo_id, repo_type="dataset"))
+        return bool(_api(token).repo_exists(repo_id, repo_type=repo_type))
     except Exception as error:
         raise HubError(_explain_push(error, repo_id)) from error
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pi0_fast.actions.grammar import Grammar
+from pi0_fast.actions.model_card import MODEL_CARD
 from pi0_fast.actions.tokenizer import FastTokenizer
 from pi0_fast.checkpoint import (
     DTYPES,
@@ -36,12 +37,13 @@ from pi0_fast.checkpoint import (
 )
 from pi0_fast.counters import noticed
 from pi0_fast.decode import ConstrainedChoice, FreeChoice, Generation, generate
-from pi0_fast.hub import PushTarget, check_push, push_files
+from pi0_fast.hub import PushTarget, check_push, is_on_hub, push_files
 from pi0_fast.model import weights
 from pi0_fast.model.architecture import Architecture
 from pi0_fast.model.loss import target_cross_entropy
 from pi0_fast.model.masks import attention_mask, sequence_layout
 from pi0_fast.model.paligemma import PaliGemma
+from pi0_fast.policy_card import Training, names_on_hub, policy_card
 from pi0_fast.policy_config import PI0FastConfig
 from pi0_fast.preparation import Preparation, Prepared
 from pi0_fast.processors import FeatureStatistics, PolicyProcessors
@@ -321,8 +323,9 @@ class PI0FastPolicy(nn.Module):
         commit_message: str = "Upload pi0-FAST policy",
         others: Mapping[str, Checkpoint] | None = None,
         name: str = "",
+        training: Training | None = None,
     ) -> str:
-        """Upload what `save_pretrained` writes to the Hugging Face hub, in one commit.
+        """Upload what `save_pretrained` writes and a model card (README.md, replaced) to the hub, in one commit.
 
         Args:
             repo_id: ``owner/name``, or ``name`` for the token's own user; created when missing.
@@ -331,6 +334,7 @@ class PI0FastPolicy(nn.Module):
             revision: branch to push to, made when missing; None: the main branch.
             commit_message: first line of the commit.
             others, name: of a policy of several datasets, as in `checkpoint.write_files`.
+            training: for the card, what is known of how the policy was trained.
 
         Returns:
             The address of the commit.
@@ -340,8 +344,12 @@ class PI0FastPolicy(nn.Module):
         """
         target = self.check_push_to_hub(repo_id, private=private, token=token, revision=revision)
         with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
+            folder, training = Path(temporary), training or Training()
             write_files(folder, self.checkpoint(), others=others, name=name)
+            known = names_on_hub(self.config, training, partial(is_on_hub, token=token))
+            parts = {name: self.checkpoint(), **(others or {})}
+            card = policy_card(target.repo_id, parts, training, known)
+            (folder / MODEL_CARD).write_text(card, encoding="utf-8")
             return push_files(
                 folder,
                 target,

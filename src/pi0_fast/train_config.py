@@ -477,9 +477,9 @@ class PolicyOptions:
     )
     repo_id: str | None = option(None, group=_SAVING, help="Repository on the Hub to upload the policy to.")
     private: bool | None = option(None, group=_SAVING, help="Make that repository private.", shown="false")
-    license: str | None = option(None, group=_SAVING, help="License that config.json names.")
+    license: str | None = option(None, group=_SAVING, help="License that config.json and the model card name.")
     tags: list[str] | None = option(  # noqa: RUF009 - a field, and its default is None
-        None, group=_SAVING, help="Tags that config.json names."
+        None, group=_SAVING, help="Tags that config.json and the model card name."
     )
 
     def settings(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import yaml  # noqa: E402
 from test_hub import Client  # noqa: E402
 
 from hub_server import Hub, serve  # noqa: E402
@@ -53,7 +54,8 @@ def test_push_and_load_from_the_hub(hub: Hub, client: Client, saved: Path, tmp_p
     where = client.get("push_policy", login="writer", source=str(saved), repo_id="me/policy", revision="v2")
     repository = hub.repositories["model", "me/policy"]
     assert where == f"{hub.url}/me/policy/commit/{repository.branches['v2']}"
-    assert set(repository.files("v2")) == {*files, "notes.md", ".gitattributes"}
+    assert set(repository.files("v2")) == {*files, "notes.md", "README.md", ".gitattributes"}
+    assert b'PI0FastPolicy.from_pretrained("me/policy")' in repository.files("v2")["README.md"]
     for name in files:
         assert repository.files("v2")[name] == (saved / name).read_bytes(), name
     expected = client.get("load_policy", source=str(saved))
@@ -102,6 +104,30 @@ def test_the_tokenizers_that_a_checkpoint_names_on_the_hub(
     del hub.repositories["model", "me/fast"]
     named = {"cache_dir": str(tmp_path / "empty"), "architecture": architecture, "token": "writer"}
     assert "no model me/fast" in client.error("load_policy", source="me/lerobots", **named)
+
+
+def test_a_run_pushes_its_policy_with_what_it_knows(
+    hub: Hub, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The card links what is on the hub, and says how it was trained and what was measured."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "training"))
+    import tiny_runs
+
+    hub.add("me/circles", files={"README.md": b""}, kind="dataset")
+    flags = {"dataset.repo_id": "me/circles", "dataset.val_fraction": 0.25, "eval_freq": 4, "save_checkpoint": "false"}
+    flags |= {"policy.repo_id": "me/new", "policy.license": "apache-2.0", "policy.tags": '["circles"]', "steps": 4}
+    line = tiny_runs.arguments(tmp_path, tmp_path / "run", **flags)
+    kept = [each for each in line if not each.startswith("--save_freq")]
+    assert client.get("command", login="writer", arguments=kept) == 0
+    card = hub.repositories["model", "me/new"].files()["README.md"].decode()
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert head["datasets"] == ["me/circles"]
+    assert (head["license"], head["pipeline_tag"], "base_model" in head) == ("apache-2.0", "robotics", False)
+    assert head["tags"] == ["robotics", "lerobot", "pi0_fast", "circles"]
+    assert "- Dataset: [me/circles](https://huggingface.co/datasets/me/circles)" in card
+    assert "- Training: 4 steps of 3 frames" in card
+    assert "held-out frames, mean absolute, in the data's units:\n\n| dimension | generated |" in card
+    assert client.get("load_policy", source="me/new")["fingerprints"]
 
 
 def test_a_repository_of_something_else_is_not_overwritten(hub: Hub, client: Client, saved: Path) -> None:

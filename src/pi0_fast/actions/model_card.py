@@ -51,12 +51,18 @@ def model_card(
     dataset = metadata.get("repo_id")
     linked = dataset if dataset_on_hub and is_hub_id(dataset) else None
     parts = [
-        _front_matter(linked),
-        f"# FAST action tokenizer {_text(repo_id)}",
+        front_matter(
+            {
+                "library_name": "pi0-fast",
+                "tags": ["robotics", "FAST", "LeRobot"],
+                "datasets": [linked] if linked is not None else None,
+            }
+        ),
+        f"# FAST action tokenizer {escaped(repo_id)}",
         "Turns chunks of robot actions into tokens and back: the [FAST](https://arxiv.org/abs/2501.09747) tokenizer "
         "(discrete cosine transform, rounding, byte-pair encoding), fitted and measured by `pi0-fast`.",
         "## Data and settings",
-        _list(_settings(settings, metadata, normalizer or {}, linked)),
+        bullets(_settings(settings, metadata, normalizer or {}, linked)),
         "## Measured",
         *_measured(metadata, normalizer or {}),
         "## Loading",
@@ -65,13 +71,12 @@ def model_card(
     return "\n\n".join(parts) + "\n"
 
 
-def _front_matter(dataset: str | None) -> str:
+def front_matter(head: Mapping[str, Any]) -> str:
+    """The YAML at the head of a card, which the hub reads; what is None or empty is left out."""
     import yaml  # type: ignore[import-untyped]
 
-    head: dict[str, Any] = {"library_name": "pi0-fast", "tags": ["robotics", "FAST", "LeRobot"]}
-    if dataset is not None:
-        head["datasets"] = [dataset]
-    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=False)}---"
+    said = {name: value for name, value in head.items() if value}
+    return f"---\n{yaml.safe_dump(said, sort_keys=False, allow_unicode=False)}---"
 
 
 def _settings(
@@ -81,34 +86,36 @@ def _settings(
     rows: list[tuple[str, str]] = []
     dataset, versions = metadata.get("repo_id"), _mapping(metadata.get("versions"))
     if linked is not None:
-        rows.append(("Dataset", f"[{_text(linked)}](https://huggingface.co/datasets/{linked})"))
+        rows.append(("Dataset", f"[{escaped(linked)}](https://huggingface.co/datasets/{linked})"))
     elif dataset is not None:
-        rows.append(("Dataset", _text(dataset)))
+        rows.append(("Dataset", escaped(dataset)))
     if versions.get("dataset_revision") is not None:
-        rows.append(("Dataset revision", _text(versions["dataset_revision"])))
+        rows.append(("Dataset revision", escaped(versions["dataset_revision"])))
     horizon, size = settings.get("time_horizon"), settings.get("action_dim")
     rows.append(("Chunk", f"{horizon or 'any number of'} steps of {size or 'any number of'} dimensions"))
     if metadata.get("encoded_dims") is not None:
-        rows.append(("Dimensions of the action", _text(metadata["encoded_dims"]) + " (the end excluded)"))
+        rows.append(("Dimensions of the action", escaped(metadata["encoded_dims"]) + " (the end excluded)"))
     if metadata.get("use_delta_transform"):
-        state = f"relative to {_text(metadata.get('state_key'))}: dimensions {_text(metadata.get('delta_dims'))}"
+        state = f"relative to {escaped(metadata.get('state_key'))}: dimensions {escaped(metadata.get('delta_dims'))}"
         rows.append(("Delta transform", state))
     mode = normalizer.get("mode", metadata.get("normalization_mode"))
     if mode is not None:
         where = " (`normalizer.json`)" if normalizer else ""
-        rows.append(("Normalization", _text(mode) + where))
-    rows.append(("Scale", _text(settings.get("scale"))))
+        rows.append(("Normalization", escaped(mode) + where))
+    rows.append(("Scale", escaped(settings.get("scale"))))
     if settings.get("order", "frequency") != "frequency":
-        rows.append(("Order of the coefficients", _text(settings["order"])))
+        rows.append(("Order of the coefficients", escaped(settings["order"])))
     if settings.get("rate_weight"):
-        rows.append(("Rate weight", f"{_text(settings['rate_weight'])} (tokens chosen by error and number)"))
+        rows.append(("Rate weight", f"{escaped(settings['rate_weight'])} (tokens chosen by error and number)"))
     if settings.get("max_error") is not None:
-        rows.append(("Largest error, normalized units", _text(settings["max_error"])))
-    rows.append(("Vocabulary", f"{_text(settings.get('vocab_size'))} tokens, {_text(settings.get('symbol_format'))}"))
+        rows.append(("Largest error, normalized units", escaped(settings["max_error"])))
+    rows.append(
+        ("Vocabulary", f"{escaped(settings.get('vocab_size'))} tokens, {escaped(settings.get('symbol_format'))}")
+    )
     if metadata.get("num_training_chunks") is not None:
-        rows.append(("Chunks fitted", _text(metadata["num_training_chunks"])))
+        rows.append(("Chunks fitted", escaped(metadata["num_training_chunks"])))
     if versions.get("pi0-fast") is not None:
-        rows.append(("Fitted with", f"pi0-fast {_text(versions['pi0-fast'])}"))
+        rows.append(("Fitted with", f"pi0-fast {escaped(versions['pi0-fast'])}"))
     return rows
 
 
@@ -122,7 +129,7 @@ def _measured(metadata: Mapping[str, Any], normalizer: Mapping[str, Any]) -> lis
         return [*parts, "No episodes were held out of the fit, so no errors on unseen data are stated."]
     episodes, chunks = len(held.get("episodes", ())), held.get("chunks")
     parts.append(
-        f"Errors of encoding and decoding {_text(chunks)} chunks of {episodes} episode{'s' if episodes != 1 else ''} "
+        f"Errors of encoding and decoding {escaped(chunks)} chunks of {episodes} episode{'s' if episodes != 1 else ''} "
         "that were held out of the fit, in the data's own units. Rounding is the tokenizer's share of the worst "
         "error, clipping the normalizer's."
     )
@@ -130,10 +137,10 @@ def _measured(metadata: Mapping[str, Any], normalizer: Mapping[str, Any]) -> lis
     shares = {
         "frames clipped by the normalizer": _percent(held.get("clipped_frames")),
         "values clipped": _percent(held.get("clipped_values")),
-        "coefficients outside the vocabulary": _text(held.get("saturations")),
+        "coefficients outside the vocabulary": escaped(held.get("saturations")),
         "RMSE in normalized units": _number(held.get("normalized_rmse")),
     }
-    parts.append(_list([(name[0].upper() + name[1:], value) for name, value in shares.items()]))
+    parts.append(bullets([(name[0].upper() + name[1:], value) for name, value in shares.items()]))
     return parts
 
 
@@ -147,7 +154,7 @@ def _token_table(fitted: Mapping[str, Any], held: Mapping[str, Any]) -> str:
     }
     columns = [(name, source) for name, source in (("fitted", fitted), ("held out", held)) if source]
     rows = [[title, *(_number(source.get(key)) for _, source in columns)] for title, key in keys.items()]
-    return _table(["", *(name for name, _ in columns)], rows)
+    return table(["", *(name for name, _ in columns)], rows)
 
 
 def _error_table(held: Mapping[str, Any], normalizer: Mapping[str, Any]) -> str:
@@ -158,11 +165,11 @@ def _error_table(held: Mapping[str, Any], normalizer: Mapping[str, Any]) -> str:
     low, high = normalizer.get("low", ()), normalizer.get("high", ())
     rows = []
     for dim in range(size):
-        name = _text(names[dim]) if dim < len(names) else ""
+        name = escaped(names[dim]) if dim < len(names) else ""
         width = _number(high[dim] - low[dim]) if dim < min(len(low), len(high)) else ""
         values = (_number(column[dim]) if dim < len(column) else "" for column in columns.values())
         rows.append([str(dim), name, width, *values])
-    return _table(["", "dimension", "range", *keys], rows)
+    return table(["", "dimension", "range", *keys], rows)
 
 
 def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) -> str:
@@ -213,7 +220,7 @@ def _loading(repo_id: str, settings: Mapping[str, Any], has_normalizer: bool) ->
     )
 
 
-def _text(value: Any) -> str:
+def escaped(value: Any) -> str:
     """Any value as one line of Markdown that shows it as it is."""
     line = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
@@ -223,7 +230,7 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else _text(value)
+    return "" if value is None else escaped(value)
 
 
 def _percent(share: Any) -> str:
@@ -234,10 +241,12 @@ def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _list(rows: Sequence[tuple[str, str]]) -> str:
+def bullets(rows: Sequence[tuple[str, str]]) -> str:
+    """A list of "name: value"; of empty values nothing."""
     return "\n".join(f"- {name}: {value}" for name, value in rows if value)
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of Markdown; cells are escaped already."""
     lines = [headers, ["---"] * len(headers), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

@@ -61,7 +61,7 @@ from pi0_fast.actions.normalize import Normalizer
 from pi0_fast.actions.one_pass import REPORT, Decoder, Encoder
 from pi0_fast.actions.rate_distortion import PathEncoder
 from pi0_fast.actions.vocabulary import Decoded, SymbolFormat, Vocabulary
-from pi0_fast.hub import PushTarget, check_push, dataset_exists, download_snapshot, push_files
+from pi0_fast.hub import PushTarget, check_push, download_snapshot, is_on_hub, push_files
 from pi0_fast.types import TokenizerError, UsageError
 
 FloatArray = npt.NDArray[np.float32]
@@ -993,7 +993,7 @@ class FastTokenizer:
                 self._saved().config(),
                 self.metadata,
                 None if self.normalizer is None else self.normalizer.to_json(),
-                dataset_on_hub=is_hub_id(dataset) and dataset_exists(str(dataset), token=token),
+                dataset_on_hub=is_hub_id(dataset) and is_on_hub(str(dataset), "dataset", token=token),
             )
             (folder / MODEL_CARD).write_text(card, encoding="utf-8")
             return push_files(

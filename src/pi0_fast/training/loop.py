@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 
 from pi0_fast import __version__
+from pi0_fast.actions.report import Table
 from pi0_fast.counters import described
 from pi0_fast.display import print_table, progress, say, warn
 from pi0_fast.flag_names import OF_TRAINING, flags_named
+from pi0_fast.policy_card import Training
 from pi0_fast.preparation import Prepared
 from pi0_fast.train_config import LAST, PRETRAINED_MODEL, TRAIN_CONFIG_FILE, TrainConfig
 from pi0_fast.training.baselines import beside, measured_table, verdict
@@ -482,15 +484,10 @@ class _Loop:
 
     def _end(self, step: int) -> TrainingResult:
         finished = step == self._config.steps
-        if self._validation is not None:
-            for run in self._run.datasets:
-                part = self._validation.get("datasets", {}).get(run.member.name, self._validation)
-                title, rows, headers = measured_table(part, run.columns.action.names)
-                prefix = f"{run.member.name}: " if self._run.others else ""
-                print_table(f"{prefix}{title}", rows, headers)
-                found = verdict(part)
-                if found is not None:
-                    say(f"{prefix}{found}")
+        for (title, rows, headers), found in self._measured():
+            print_table(title, rows, headers)
+            if found is not None:
+                say(found)
         counts = _added(self._processes.gather(dict(self._policy.counts)))
         for line in described(counts):
             say(line)
@@ -504,6 +501,17 @@ class _Loop:
             say(f"stopped after step {step}; {self._way_on()}")
         return self._result(step)
 
+    def _measured(self) -> Iterator[tuple[Table, str | None]]:
+        """A table for each dataset of what was measured last, and what there is to say of it."""
+        if self._validation is None:
+            return
+        for run in self._run.datasets:
+            part = self._validation.get("datasets", {}).get(run.member.name, self._validation)
+            prefix = f"{run.member.name}: " if self._run.others else ""
+            title, rows, headers = measured_table(part, run.columns.action.names)
+            found = verdict(part)
+            yield (f"{prefix}{title}", rows, headers), None if found is None else f"{prefix}{found}"
+
     def _way_on(self) -> str:
         if self._newest is None:
             return "no checkpoint was saved: begin again"
@@ -516,7 +524,13 @@ class _Loop:
             return
         with self._final_weights("cpu" if self._first else None), self._run.generating():
             if self._first:
-                address = self._run.push(options.repo_id, private=bool(options.private))
+                frames = self._config.batch_size * self._processes.count * self._accumulation
+                training = Training(
+                    [run.member.repo_id for run in self._run.datasets],
+                    [("Training", f"{self._config.steps:,} steps of {frames} frames")],
+                    [table for table, _ in self._measured()],
+                )
+                address = self._run.push(options.repo_id, private=bool(options.private), training=training)
                 say(f"uploaded: {address}")
         self._processes.wait()
 

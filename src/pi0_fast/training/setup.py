@@ -23,6 +23,7 @@ from pi0_fast.data.reader import LeRobotReader
 from pi0_fast.display import say, warn
 from pi0_fast.model.weights import foreign_name
 from pi0_fast.policy import PI0FastPolicy
+from pi0_fast.policy_card import Training
 from pi0_fast.policy_config import PI0FastConfig
 from pi0_fast.train_config import CHECKPOINTS, Member, TrainConfig
 from pi0_fast.training import lora
@@ -139,10 +140,12 @@ class Run:
         else:
             lora.write_adapter_checkpoint(directory, policy, peft, base, others, self.member.name)
 
-    def push(self, repo_id: str, *, private: bool) -> str:
+    def push(self, repo_id: str, *, private: bool, training: Training) -> str:
         """Upload the policy's files to the hub, and return the address of the commit."""
         others = {run.member.name: run.policy.checkpoint() for run in self.others}
-        return self.policy.push_to_hub(repo_id, private=private, others=others, name=self.member.name)
+        return self.policy.push_to_hub(
+            repo_id, private=private, others=others, name=self.member.name, training=training
+        )
 
     def generating(self) -> AbstractContextManager[None]:
         """Within it the policy can generate (adapters are merged)."""
