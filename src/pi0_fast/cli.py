@@ -166,10 +166,16 @@ COMMANDS = {
         examples=("pi0-fast replay --repo_id=local/drawer --root=drawer --tokenizer=my_tokenizer",),
     ),
     "convert": Command(
-        "Convert a pi0-FAST of openpi: convert --from openpi CHECKPOINT OUTPUT [flags].",
+        "Convert a checkpoint of openpi's pi0-FAST: --from openpi CHECKPOINT OUTPUT.",
         ConvertConfig,
         _convert,
         parse_convert,
+        examples=(
+            "pi0-fast convert --from openpi pi0_fast_droid my_policy --preset droid",
+            "pi0-fast convert --from openpi checkpoints/my_run/29999 my_policy --action_horizon 16 \\\n"
+            '    --action_dim 7 --cameras \'["base_0_rgb", "wrist_0_rgb"]\' --relative_dims 0,1,2,3,4,5 \\\n'
+            "    --normalization QUANTILES --action_tokenizer physical-intelligence/fast",
+        ),
     ),
     "demo": Command(
         "Record, fit, train and drive a small policy in a simulator: the whole story.",

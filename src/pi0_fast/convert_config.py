@@ -52,8 +52,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 #: openpi's own default of `--max_token_len`.
 _MAX_TOKEN_LEN = 250
-#: Asked for where neither a flag nor the preset says it -> why it cannot be found out.
+#: Asked for where neither a flag nor the preset says it -> what it is, and why it cannot be found out.
 _ASKED = {
+    "from": f"which program wrote the checkpoint: {', '.join(SOURCES)}",
+    "checkpoint": "its directory, the first argument that is no flag",
+    "output_dir": "where to write, the second argument that is no flag",
     "action_horizon": "steps of a chunk; action_horizon of openpi's model configuration",
     "action_dim": "dimensions of the robot's action; statistics may be padded beyond them",
     "cameras": 'names of the images in openpi, such as \'["base_0_rgb", "base_1_rgb", "wrist_0_rgb"]\'',
@@ -64,6 +67,7 @@ _ASKED = {
     "pi0_fast_libero acts sensibly with MEAN_STD only; with the wrong one all actions are wrong",
     "action_tokenizer": f"directory or hub id of the FAST tokenizer; openpi's default is {_FAST}",
 }
+_TO_BE_GIVEN = "none, it must be given"
 _GIVEN, _MISSING, _OUTPUT = "Checkpoint", "What the checkpoint does not say", "Output"
 
 
@@ -71,13 +75,19 @@ _GIVEN, _MISSING, _OUTPUT = "Checkpoint", "What the checkpoint does not say", "O
 class ConvertConfig:
     """All of `pi0-fast convert`; the same object is the argument of `pi0_fast.openpi.convert.convert` in Python."""
 
-    source: str = option(group=_GIVEN, help=f"Which program wrote it: {', '.join(SOURCES)}.", aliases=("from",))
+    source: str = option(
+        "", group=_GIVEN, help=f"Which program wrote it: {', '.join(SOURCES)}.", aliases=("from",), shown=_TO_BE_GIVEN
+    )
     checkpoint: str = option(
+        "",
         group=_GIVEN,
         help="Directory of the checkpoint, with params/ and assets/ in it (or params/ itself); the first argument that "
         "is no flag.",
+        shown=_TO_BE_GIVEN,
     )
-    output_dir: str = option(group=_GIVEN, help="Directory to write; the second argument that is no flag.")
+    output_dir: str = option(
+        "", group=_GIVEN, help="Directory to write; the second argument that is no flag.", shown=_TO_BE_GIVEN
+    )
     norm_stats: str | None = option(
         None,
         group=_GIVEN,
@@ -156,17 +166,18 @@ class ConvertConfig:
         return int(self.setting("max_token_len") or _MAX_TOKEN_LEN)
 
     def validate(self) -> None:
-        """Refuse what no checkpoint could make right, and ask for what no checkpoint holds.
+        """Refuse what no checkpoint could make right; what is missing is for `missing`.
 
         Raises:
-            UsageError: naming the flag, the value and what is allowed; or all flags that must be given, and why.
+            UsageError: naming the flag, the value and what is allowed.
         """
-        check_choice("from", self.source, SOURCES)
+        if self.source:
+            check_choice("from", self.source, SOURCES)
         check_choice("dtype", self.dtype, DTYPES)
         if self.preset is not None:
             check_choice("preset", self.preset, tuple(PRESETS))
         for name in ("checkpoint", "output_dir", "text_tokenizer", "norm_stats", "asset_id", "action_tokenizer"):
-            if getattr(self, name) is not None:
+            if getattr(self, name) or name == "text_tokenizer":
                 check_text(name, getattr(self, name))
         if self.norm_stats is not None and self.asset_id is not None:
             raise UsageError("--asset_id has no effect with --norm_stats, which names the file")
@@ -179,17 +190,30 @@ class ConvertConfig:
             raise UsageError(f"--lora_alpha must be above 0, not {self.lora_alpha}")
         self._validate_cameras()
         self.relative_numbers()
-        missing = [f"--{name} ({why})" for name, why in _ASKED.items() if self.setting(name) is None]
-        if missing:
-            preset = (
-                f"the preset {self.preset} does not say it either"
-                if self.preset
-                else f"or --preset, one of {', '.join(PRESETS)}, for a released checkpoint"
-            )
-            raise UsageError(
-                f"not in a checkpoint of openpi, so it must be given: {'; '.join(missing)}. {preset[0].upper()}"
-                f"{preset[1:]}"
-            )
+
+    def missing(self) -> list[str]:
+        """What neither a flag nor the preset says: each flag that must be given, and why."""
+        values = {name: self.setting("source" if name == "from" else name) for name in _ASKED}
+        return [f"--{name} ({why})" for name, why in _ASKED.items() if values[name] in (None, "")]
+
+    def ask(self, missing: list[str]) -> None:
+        """Ask for all that is missing at once.
+
+        Args:
+            missing: of the method of that name, and what the checkpoint makes necessary beside it.
+
+        Raises:
+            UsageError: it is not empty.
+        """
+        if not missing:
+            return
+        if self.preset is not None:
+            hint = f"The preset {self.preset} leaves that to you"
+        else:
+            hint = f"For a released checkpoint --preset, one of {', '.join(PRESETS)}, says most of it"
+        raise UsageError(
+            f"no checkpoint of openpi holds all that a policy needs, so you must give: {'; '.join(missing)}. {hint}"
+        )
 
     def _validate_cameras(self) -> None:
         if self.cameras is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -172,8 +173,14 @@ def test_damaged_directories(tmp_path: Path) -> None:
         find_params(tmp_path / "nothing")
     with pytest.raises(PolicyError, match="download it first"):
         find_params(Path("gs://openpi-assets/checkpoints/pi0_fast_base"))
-    (tmp_path / "5000").mkdir()
-    with pytest.raises(PolicyError, match="steps of a training run: give one of them"):
+    (tmp_path / "file").touch()
+    with pytest.raises(PolicyError, match="a file, no directory"):
+        find_params(tmp_path / "file")
+    with pytest.raises(PolicyError, match=r"no checkpoint of openpi, which has params/_METADATA in it; found: file$"):
+        find_params(tmp_path)
+    for step in ("5000", "29999"):
+        (tmp_path / step).mkdir()
+    with pytest.raises(PolicyError, match=r"steps of a training run, give one of them \(.*29999\)"):
         find_params(tmp_path)
     write_params(tmp_path / "params", small_tree(), ocdbt=False)
     arrays = leaves(tmp_path / "params")
@@ -377,6 +384,9 @@ def test_the_command(checkpoint: Path, tokenizer: Path, tmp_path: Path, capsys: 
     assert "MB, done in" in progress
     for text in ("QUANTILES", "3 of 32 dimensions", "dimension 0, 1", "base_0_rgb, base_1_rgb"):
         assert text in " ".join(printed.split())
+    assert len({path.stat().st_mode for path in output.iterdir() if path.is_file()}) == 1, (
+        "who may read one may read all"
+    )
     policy = PI0FastPolicy.from_pretrained(output)
     batch = {
         "observation.state": np.zeros((2, STATE), np.float32),
@@ -394,17 +404,51 @@ def test_the_command(checkpoint: Path, tokenizer: Path, tmp_path: Path, capsys: 
     read_checkpoint(output)
 
 
-def test_what_is_missing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["convert", "--from", "openpi", "in", "out", "--preset=libero"]) == 2
+ASKED = ("action_horizon", "action_dim", "cameras", "relative_dims", "normalization", "action_tokenizer")
+
+
+def test_what_is_missing_is_asked_for(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All of it at once, with what each is; a preset is asked for what it leaves open only."""
+
+    def message(*given: str | Path) -> str:
+        assert main(["convert", *map(str, given)]) == 2
+        assert not list(tmp_path.glob("out*")), "nothing was begun"
+        return capsys.readouterr().err
+
+    where = (checkpoint, tmp_path / "out")
+    for given, asked in (
+        ([], ("from", "checkpoint", "output_dir", *ASKED)),
+        (["--from=openpi", *where], ASKED),
+        ([checkpoint], ("from", "output_dir", *ASKED)),
+        (["--from=openpi", *where, "--preset=libero"], ("normalization",)),
+        (["--from=openpi", *where, "--preset=base"], ("action_dim", "relative_dims")),
+    ):
+        found = message(*given)
+        everything = ("from", "checkpoint", "output_dir", *ASKED)
+        assert {name for name in everything if f"--{name} (" in found} == set(asked)
+        preset = (
+            "The preset l" if "libero" in str(given) else "The preset b" if "base" in str(given) else "--preset, one"
+        )
+        assert preset in found
+    assert "pi0_fast_libero acts sensibly with MEAN_STD only" in message("--from=openpi", *where, "--preset=libero")
+
+
+def test_what_a_checkpoint_makes_necessary_is_asked_for_with_the_rest(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Alpha of an unusual LoRA, and which robot's statistics."""
+    write_params(tmp_path / "in" / "params", small_tree(lora=True))
+    for asset in ("droid", "ur5"):
+        write_statistics(tmp_path / "in", asset)
+    given = arguments(tmp_path / "in", tmp_path / "out", tokenizer)
+    given.remove("--normalization=QUANTILES")
+    assert main(given) == 2
     message = capsys.readouterr().err
-    assert "--normalization (QUANTILES or MEAN_STD" in message
-    assert "pi0_fast_libero" in message
-    assert "--action_dim (" not in message, "the preset says it"
-    assert main(["convert", "--from=openpi", "in", "out"]) == 2
-    message = capsys.readouterr().err
-    for name in ("action_horizon", "action_dim", "cameras", "relative_dims", "normalization", "action_tokenizer"):
-        assert f"--{name} (" in message
-    assert "--preset, one of base, droid, libero" in message
+    for text in ("--normalization (", "--lora_alpha must be given", "which with --asset_id: droid, ur5"):
+        assert text in message
+    assert "--action_dim (" not in message
+    more = ("--normalization=QUANTILES", "--lora_alpha=4", "--asset_id=ur5")
+    assert main([*given, *more]) == 0, capsys.readouterr().err
 
 
 def test_presets() -> None:
@@ -473,8 +517,57 @@ def test_switches_and_places() -> None:
     for given in (["--overwrite", "in", "out"], ["in", "--overwrite", "out"], ["in", "out", "--overwrite", "true"]):
         made = parse_convert(ConvertConfig, ["--from=openpi", *given], "pi0-fast convert")
         assert (made.checkpoint, made.output_dir, made.overwrite) == ("in", "out", True)
-    with pytest.raises(UsageError, match="--output_dir must be given"):
-        parse_convert(ConvertConfig, ["--from=openpi", "in"], "pi0-fast convert")
+    made = parse_convert(ConvertConfig, ["--from=openpi", "in", "--preset=droid"], "pi0-fast convert")
+    assert made.missing() == ["--output_dir (where to write, the second argument that is no flag)"]
+
+
+def test_places_that_cannot_be_written(
+    checkpoint: Path,
+    tokenizer: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Said before the first weight is read, not after the last."""
+    monkeypatch.setattr("pi0_fast.openpi.convert.fill", lambda *_: pytest.fail("weights were read"))
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for place, message in (
+        ("file", "file exists and is no directory"),
+        ("file/out", "file is no directory"),
+        ("link", "which is missing"),
+    ):
+        assert main(arguments(checkpoint, tmp_path / place, tokenizer, "--overwrite")) == 1
+        assert message in capsys.readouterr().err
+
+
+KILLED = """
+import os, signal, sys
+from pi0_fast import checkpoint
+written = checkpoint.write_files
+def killed(*given, **named):
+    written(*given, **named)
+    os.kill(os.getpid(), signal.SIGKILL)
+checkpoint.write_files = killed
+from pi0_fast.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_killed_midway(checkpoint: Path, tokenizer: Path, tmp_path: Path) -> None:
+    """With all but the last step done there is no directory of that name yet, or the old one is as it was."""
+    output = tmp_path / "out"
+    for settings_ in ((), ("--overwrite", "--dtype=bfloat16")):
+        before = {path.name: path.read_bytes() for path in output.glob("*.*")}
+        given = [sys.executable, "-c", KILLED, *arguments(checkpoint, output, tokenizer, *settings_)]
+        done = subprocess.run(given, capture_output=True, text=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert {path.name: path.read_bytes() for path in output.glob("*.*")} == before
+        assert output.exists() == bool(before)
+        assert len(list(tmp_path.iterdir())) > bool(before), "what was under way"
+        assert main(arguments(checkpoint, output, tokenizer, *settings_)) == 0
+        assert [entry.name for entry in tmp_path.iterdir()] == ["out"], "and that is cleared away"
+        read_checkpoint(output)
 
 
 def test_without_the_extra(
@@ -509,8 +602,14 @@ print(peak() - before[0])
 
 
 @pytest.mark.slow
-def test_memory_stays_near_one_copy(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """0.5 GB of weights in the proportions of the real ones: the mlp's leaf is two fifths of it all."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_memory_stays_near_one_copy(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """0.5 GB of weights in the proportions of the real ones: the mlp's leaf is two fifths of it all.
+
+    In bfloat16 the new weights take half, but the largest leaf still comes in float32, and twice while it is unpacked.
+    """
     for name, size in (
         ("width", 512),
         ("mlp", 4096),
@@ -527,7 +626,7 @@ def test_memory_stays_near_one_copy(tmp_path: Path, tokenizer: Path, monkeypatch
     assert size > 450_000_000
     write_params(tmp_path / "checkpoint" / "params", tree)
     write_statistics(tmp_path / "checkpoint")
-    given = vars(settings(tmp_path / "checkpoint", tmp_path / "out", tokenizer))
+    given = vars(settings(tmp_path / "checkpoint", tmp_path / "out", tokenizer, dtype=dtype))
     done = subprocess.run([sys.executable, "-c", MEMORY, repr(given)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     used = int(done.stdout.splitlines()[-1])

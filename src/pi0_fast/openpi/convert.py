@@ -30,6 +30,7 @@ from pi0_fast.parsing import expanded
 from pi0_fast.policy import PI0FastPolicy
 from pi0_fast.policy_config import ACTION_KEY, STATE_KEY, PI0FastConfig, PolicyFeature
 from pi0_fast.processors import PolicyProcessors, RelativeActions
+from pi0_fast.swap import check_place
 from pi0_fast.types import UsageError
 
 #: What openpi does otherwise than LeRobot, and its checkpoints were trained and scored with.
@@ -77,12 +78,15 @@ def convert(config: ConvertConfig) -> Conversion:
         OSError: the directory cannot be written.
     """
     config.validate()
-    source, target = expanded("checkpoint", config.checkpoint), expanded("output_dir", config.output_dir)
-    _check_target(source, target, config.overwrite)
+    if not config.checkpoint:
+        config.ask(config.missing())
+    source = expanded("checkpoint", config.checkpoint)
+    if config.output_dir:
+        _check_target(source, expanded("output_dir", config.output_dir), config.overwrite)
     params = find_params(source)
     tree = understand(leaves(params), str(params))
-    scale = lora_scale(tree, config.lora_alpha, config.lora_rank_stabilized)
-    file = find_statistics(source, config.norm_stats, config.asset_id)
+    scale, file = _told(config, tree, source)
+    target = expanded("output_dir", config.output_dir)
     stored = read_statistics(file)
     vectors = {
         STATE_KEY: cut(stored[STATE_KEY], config.state_dim, STATE_KEY, "state_dim"),
@@ -95,6 +99,25 @@ def convert(config: ConvertConfig) -> Conversion:
     say(f"writing {target}")
     write_checkpoint(target, policy.checkpoint())
     return Conversion(target, tuple(_decisions(config, tree, policy, scale, file, stored)))
+
+
+def _told(config: ConvertConfig, tree: Tree, source: Path) -> tuple[float | None, Path]:
+    """LoRA's factor and the file of statistics; whatever is missing, of these and all else, is asked for at once."""
+    missing = config.missing()
+    found: list[Any] = []
+    for look in (
+        lambda: lora_scale(tree, config.lora_alpha, config.lora_rank_stabilized),
+        lambda: find_statistics(source, config.norm_stats, config.asset_id),
+    ):
+        try:
+            found.append(look())
+        except UsageError as error:
+            if not missing:
+                raise
+            found.append(None)
+            missing.append(str(error))
+    config.ask(missing)
+    return found[0], found[1]
 
 
 def _megabytes(count: int) -> int:
@@ -119,6 +142,7 @@ def _check_target(source: Path, target: Path, overwrite: bool) -> None:
         raise UsageError(
             f"{target} exists: give another output directory, or --overwrite to replace a checkpoint there"
         )
+    check_place(target)
 
 
 def _without_weights(config: ConvertConfig, tree: Tree, vectors: dict[str, Vectors]) -> PI0FastPolicy:

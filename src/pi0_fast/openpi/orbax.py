@@ -79,11 +79,14 @@ def find_params(checkpoint: Path) -> Path:
     for place in (checkpoint / _ROOT, checkpoint):
         if (place / METADATA).is_file():
             return place
-    there = sorted(entry.name for entry in checkpoint.iterdir())[:20] if checkpoint.is_dir() else "no such directory"
-    steps = isinstance(there, list) and any(name.isdigit() for name in there)
-    hint = "; these are the steps of a training run: give one of them" if steps else ""
+    if not checkpoint.is_dir():
+        raise PolicyError(f"{checkpoint}: {'a file, no directory' if checkpoint.exists() else 'no such directory'}")
+    there = sorted(entry.name for entry in checkpoint.iterdir())
+    names = f"{', '.join(there[:20]) or 'nothing'}{', ...' if len(there) > 20 else ''}"
+    steps = sorted((name for name in there if name.isdecimal()), key=int)
+    hint = f": the steps of a training run, give one of them ({checkpoint / steps[-1]})" if steps else ""
     raise PolicyError(
-        f"{checkpoint}: no Orbax checkpoint: neither {_ROOT}/{METADATA} nor {METADATA} is there; found: {there}{hint}"
+        f"{checkpoint}: no checkpoint of openpi, which has {_ROOT}/{METADATA} in it; found: {names}{hint}"
     )
 
 
